@@ -1,0 +1,58 @@
+# Every verb does the whole set-up first (.ci/setup: once per set of pins), then runs one Python program.
+# ARGS is pasted into the command line as you wrote it: Hydra overrides, quoted as in a shell.
+# PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
+
+.DEFAULT_GOAL := help
+.PHONY: help install distill collect train evaluate generate publish bench test check
+
+# On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
+export GOMP_SPINCOUNT ?= 0
+export OMP_WAIT_POLICY ?= passive
+export TOKENIZERS_PARALLELISM ?= false
+export PYTHONUNBUFFERED ?= 1
+
+# make would expand both on their way into the environment: a "$(shell ...)" inside would run.
+unexport ARGS PROMPT
+MAKEOVERRIDES :=
+ifeq ($(origin PROMPT),command line)
+export DRAFTSMITH_PROMPT := $(value PROMPT)
+endif
+
+python := .venv/bin/python
+# No globbing: bench.sets=[builtin,spec_bench] is a value, not a pattern.
+run := @set -f; exec $(python) -m
+
+help: ## list the verbs
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@echo 'ARGS="key=value ..." overrides any setting; python -m <stage> --help lists them'
+
+install: ## the set-up alone: .venv with pinned packages, torch first
+	@.ci/setup
+
+distill: install ## collect, train and evaluate a drafter, then report (ARGS="experiment=tiny target=org/name")
+	$(run) conf distill $(value ARGS)
+
+collect: install ## let the target write the training data
+	$(run) data $(value ARGS)
+
+train: install ## distill a drafter from a collected store
+	$(run) train $(value ARGS)
+
+evaluate: install ## acceptance, speed and losslessness of a drafter
+	$(run) eval $(value ARGS)
+
+generate: install ## stream an answer with the drafter, accepted tokens marked (PROMPT="...")
+	$(run) inference $(value ARGS)
+
+publish: install ## build the hub folder with its model card
+	$(run) eval.publish $(value ARGS)
+
+bench: install ## measure what costs time on this machine
+	$(run) eval.bench $(value ARGS)
+
+test: check ## ruff, mypy and every test, the slow ones too
+	$(run) pytest -q $(value ARGS)
+
+check: install ## ruff and mypy
+	@$(python) -m ruff check .
+	@$(python) -m mypy

@@ -1,0 +1,1 @@
+"""Configuration: typed, validated once, before any weights load. Knows nobody."""

@@ -1,0 +1,91 @@
+"""The front door of every stage: overrides in, one line and an exit code out."""
+
+import errno
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import yaml
+from omegaconf import OmegaConf
+
+from .compose import GROUPS, load, options
+from .digest import plain
+from .errors import UserError
+
+INTERRUPTED = 130
+
+
+def main(config_name: str, run: Callable[[Any], None], argv: Sequence[str] | None = None) -> NoReturn:
+    """Parse Hydra overrides, compose and validate, call run(cfg), exit.
+
+    Exit codes: 0; 2 for a mistake the user can mend (one line on stderr); 130 when interrupted.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    signal.signal(signal.SIGTERM, _interrupt)
+    sys.exit(guarded(lambda: _run(config_name, run, argv)))
+
+
+def _run(config_name: str, run: Callable[[Any], None], argv: Sequence[str]) -> None:
+    if "--help" in argv or "-h" in argv:
+        print(help_text(config_name, [a for a in argv if a not in ("--help", "-h")]))
+        return
+    cfg = load(config_name, argv_overrides(argv))
+    if "--cfg" in argv:
+        print(yaml.safe_dump(plain(cfg), sort_keys=False).rstrip())
+        return
+    run(cfg)
+
+
+def argv_overrides(argv: Sequence[str]) -> list[str]:
+    """The Hydra overrides of a command line. Raises UserError for an unknown flag."""
+    for arg in argv:
+        if arg.startswith("-") and arg != "--cfg":
+            raise UserError(f"{arg} is not a known flag; use --help, --cfg, or Hydra overrides such as optim.lr=1e-3")
+    return [arg for arg in argv if arg != "--cfg"]
+
+
+def guarded(action: Callable[[], None]) -> int:
+    """Run `action`; user errors, a full disk and Ctrl-C become one line. DRAFTSMITH_DEBUG=1 shows tracebacks."""
+    try:
+        action()
+    except UserError as error:
+        return _say(error, str(error), 2)
+    except KeyboardInterrupt as stop:
+        return _say(stop, str(stop) or "interrupted; the same command goes on where it stopped", INTERRUPTED)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        return _say(error, f"no space left on the disk ({error.filename or 'write failed'}); free some and run the "
+                    "same command again: it goes on where it stopped", 2)  # fmt: skip
+    return 0
+
+
+def _say(error: BaseException, line: str, code: int) -> int:
+    if os.environ.get("DRAFTSMITH_DEBUG") == "1":
+        traceback.print_exception(error)
+    sys.stdout.flush()
+    word = "stopped" if code == INTERRUPTED else "error"
+    print(f"{word}: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return code
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt("terminated; the same command goes on where it stopped")
+
+
+def help_text(config_name: str, overrides: Sequence[str]) -> str:
+    """Groups with their options, then every key with its default."""
+    cfg = OmegaConf.to_yaml(OmegaConf.create(plain(load(config_name, overrides))))
+    groups = "\n".join(f"  {group}: {', '.join(options(group))}" for group in GROUPS)
+    return (
+        f"Options of this stage ({config_name}), as Hydra overrides: key=value\n\n"
+        f"Groups (group=option; target also takes a hub id or a folder)\n{groups}\n\n"
+        f"Keys and their values with these overrides\n"
+        + "\n".join(f"  {line}" for line in cfg.rstrip().splitlines())
+        + "\n\nFlags: --help, --cfg (print the composed configuration). DRAFTSMITH_DEBUG=1 shows tracebacks."
+    )

@@ -1,0 +1,1 @@
+"""Prompts, responses and the store: what the drafter learns from."""

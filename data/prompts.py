@@ -1,0 +1,100 @@
+"""Prompt sources -> prompts: the built-in set, templates, hub data sets, local files, Spec-Bench.
+
+The text itself is never printed or logged: prompts may come from a user's logs.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from conf.errors import UserError
+
+from .builtin_set import builtin_prompts
+from .formats import read_row
+from .prompt import Prompt, Split, split_of, stratified, unique
+from .tables import PlacedRow, file_rows, hub_rows
+from .templates import templated_prompts
+
+__all__ = ["Prompt", "Split", "load_prompts", "spec_bench_prompts", "split_of", "stratified"]
+
+TEMPLATED = 4000  # prompts that the source `templated` stands for
+HUB_SURPLUS = 4  # rows read of a hub data set for every prompt that is asked for
+OTHER = "other"  # the category of rows without one
+
+# Spec-Bench (Xia et al. 2024) reports these eight categories of MT-bench as one group.
+MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+SPEC_BENCH_GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def load_prompts(
+    sources: Sequence[str],
+    *,
+    limit: int | None = None,
+    seed: int,
+    split: Split | None = None,
+    say: Callable[[str], None] = print,
+) -> list[Prompt]:
+    """The prompts of all sources without duplicates: of one split, or all; `limit` of them, even over categories.
+
+    A source is `builtin`, `templated`, `hub:org/name[@revision][:split]` or a JSONL, Parquet or CSV file; what
+    form the rows of a data set have is detected and said in one line. Raises UserError naming file and line.
+    """
+    prompts = [prompt for source in sources for prompt in _read(source, limit, seed, say)]
+    prompts = [prompt for prompt in unique(prompts) if split in (None, prompt.split)]
+    return prompts if limit is None else stratified(prompts, limit, seed)
+
+
+def spec_bench_prompts(path: str | Path) -> list[Prompt]:
+    """Spec-Bench's question.jsonl, for reporting only: `category` is its group, `subcategory` its own category.
+
+    Raises UserError: not a file of that form, or a category that Spec-Bench does not have.
+    """
+    prompts = []
+    for where, row in file_rows(Path(path)):
+        fine = row.get("category")
+        if fine not in MULTI_TURN and fine not in SPEC_BENCH_GROUPS:
+            raise UserError(f"{where}: {fine!r} is not a category of Spec-Bench; give its question.jsonl")
+        group = "multi_turn" if fine in MULTI_TURN else fine
+        turns = read_row(row, where).turns
+        prompts.append(Prompt(f"spec_bench-{row.get('question_id')}", group, "spec_bench", turns, subcategory=fine))
+    if not prompts:
+        raise UserError(f"{path} has no prompts in it; give the question.jsonl of Spec-Bench")
+    return prompts
+
+
+def _read(source: str, limit: int | None, seed: int, say: Callable[[str], None]) -> Sequence[Prompt]:
+    if source == "builtin":
+        return builtin_prompts()
+    if source == "templated":
+        return templated_prompts(TEMPLATED, seed)
+    if source.startswith("hub:"):
+        most = None if limit is None else HUB_SURPLUS * limit
+        return _from_rows(source, hub_rows(source.removeprefix("hub:"), most), say)
+    return _from_rows(source, file_rows(Path(source)), say)
+
+
+def _from_rows(source: str, rows: Iterator[PlacedRow], say: Callable[[str], None]) -> list[Prompt]:
+    forms: Counter[str] = Counter()
+    prompts = []
+    for where, row in rows:
+        found = read_row(row, where)
+        forms[found.form] += 1
+        prompts.append(
+            Prompt(_id_of(row, source, len(prompts)), _category_of(row), source, found.turns, found.system, found.answers)
+        )
+    if not prompts:
+        raise UserError(f"{source} has no prompts in it; add rows, or take it out of data.sources")
+    say(f"{source}: " + ", ".join(f"{count:,} rows in {form} form" for form, count in forms.items()))
+    return prompts
+
+
+def _id_of(row: dict[str, Any], source: str, index: int) -> str:
+    """The row's own id if it has one, else its place in the source."""
+    given = row.get("id", row.get("question_id"))
+    return str(given) if isinstance(given, str | int) else f"{Path(source).name}-{index + 1}"
+
+
+def _category_of(row: dict[str, Any]) -> str:
+    category = row.get("category")
+    return category if isinstance(category, str) and category else OTHER

@@ -1,0 +1,2 @@
+"""Evaluation: acceptance, speed and losslessness of a drafter, the report, the model card and the hub
+folder."""

@@ -1,0 +1,50 @@
+"""The evaluated prompts: stratified samples of the built-in report split, Spec-Bench, or a file."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from conf.errors import UserError
+from conf.schema import RunConfig
+from data.prompt import Prompt, stratified
+from data.prompts import load_prompts, spec_bench_prompts
+
+BUILTIN, SPEC_BENCH = "builtin", "spec_bench"
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """A named set of prompts; `builtin` ones may be shown in reports."""
+
+    name: str
+    prompts: list[Prompt]
+    builtin: bool
+
+
+def benchmarks(cfg: RunConfig) -> list[Benchmark]:
+    """The sets of bench.sets. Raises UserError for a set without prompts or two sets of one name."""
+    sets = [_benchmark(source, cfg) for source in cfg.bench.sets]
+    names = [s.name for s in sets]
+    if len(set(names)) < len(names):
+        raise UserError(f"bench.sets = {cfg.bench.sets}: two sets have the same name; rename a file")
+    return sets
+
+
+def _benchmark(source: str, cfg: RunConfig) -> Benchmark:
+    count = cfg.bench.prompts
+    if source == SPEC_BENCH:
+        assert cfg.bench.spec_bench_path is not None
+        prompts, count = spec_bench_prompts(cfg.bench.spec_bench_path), cfg.bench.spec_bench_prompts
+    else:
+        prompts = load_prompts([source], seed=cfg.seed)
+        if source == BUILTIN or source in cfg.data.sources:
+            prompts = [p for p in prompts if p.split == "report"]
+    if not prompts:
+        raise UserError(f"bench.sets: {source} has no prompts to report on; name another set")
+    name = source if source in (BUILTIN, SPEC_BENCH) else Path(source).stem
+    return Benchmark(name, stratified(prompts, count, cfg.seed), source == BUILTIN)
+
+
+def choosing_prompts(cfg: RunConfig, count: int = 14) -> list[Prompt]:
+    """Built-in prompts that baselines are tuned on; never reported on."""
+    prompts = [p for p in load_prompts([BUILTIN], seed=cfg.seed) if p.split == "choose"]
+    return stratified(prompts, count, cfg.seed)

@@ -1,0 +1,239 @@
+"""The model card of a hub folder, generated from report.json alone."""
+
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from .html import interval, number
+from .plots import runs
+from .report import lossless_lines
+
+Report = dict[str, Any]
+
+OWN_LOOP = (
+    "This drafter runs in draftsmith's own lossless loop:\n\n"
+    '    make generate PROMPT="..." ARGS="{target} drafter.folder=FOLDER"\n\n'
+    "with FOLDER the downloaded folder. {why} No serving line of another engine is given, because none loads "
+    "this folder."
+)
+ENGINES = {
+    "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
+    "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
+    "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
+    "ngram": "Prompt lookup has no weights; engines have it built in under their own options.",
+}
+
+
+def model_card(
+    report: Report, *, base_model: str | None, license: str | None, plot: str | None = None
+) -> ModelCard:
+    """The card; base_model: a hub id, None for a target that is not on the hub; plot: a PNG beside the
+    card."""
+    parts = [
+        f"# {heading(report)}", summary(report), use(report),
+        "## Acceptance\n\n" + acceptance_table(report), "## Speed\n\n" + speed_table(report),
+        f"![Speed-up per category]({plot})" if plot else "",
+        "## Where it does not help\n\n" + not_helping(report),
+        "## Is the output the target's own?\n\n" + losslessness(report),
+        "## Target\n\n" + facts({**report["target"], "id": target_name(report)}),
+        "## Training and its price\n\n" + training(report),
+        "## How this was measured\n\n" + report["settings"]["protocol"] + "\n\n"
+        + facts({**report["machine"], **report["versions"]}),
+    ]  # fmt: skip
+    data = card_data(report, base_model, license)
+    body = "\n\n".join(part for part in parts if part)
+    return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
+
+
+def card_data(report: Report, base_model: str | None, license: str | None) -> ModelCardData:
+    """The metadata block, with one result for every set and temperature."""
+    kind = chain_kind(report)
+    relation = "finetune" if kind == "lm" else "adapter"
+    return ModelCardData(
+        model_name=heading(report), license=license, language=None, library_name="draftsmith",
+        pipeline_tag="text-generation", tags=["speculative-decoding", "draft-model", "draftsmith", kind],
+        base_model=base_model, datasets=datasets(report) or None, eval_results=results(report),
+        base_model_relation=relation if base_model else None,
+    )  # fmt: skip
+
+
+def results(report: Report) -> list[EvalResult]:
+    """mean_acceptance_length and speedup of every set and temperature, for the model index."""
+    out = []
+    for name, temperature, entry in runs(report["acceptance"]):
+        speed = report["speed"][name][temperature]
+        where = f"temperature {temperature.removeprefix('t')}, {entry['num_spec_tokens']} draft tokens"
+        figures = {
+            "mean_acceptance_length": (
+                entry["mean_acceptance_length"],
+                f"tokens a round, bonus included; {where}",
+            ),
+            "speedup": (
+                speed["speedup"],
+                f"speed-up over plain decoding, {speed['dtype']}, batch 1; {where}",
+            ),
+        }
+        for metric, (value, description) in figures.items():
+            if value is not None:
+                out.append(
+                    EvalResult(
+                        task_type="text-generation",
+                        dataset_type=name,
+                        dataset_name=name,
+                        metric_type=metric,
+                        metric_value=round(value, 3),
+                        metric_name=description,
+                        dataset_config=temperature,
+                    )
+                )
+    return out
+
+
+def heading(report: Report) -> str:
+    """'lookup+hydra drafter for X'; says LOSSY when the acceptance rule is."""
+    return f"{report['drafter']['kind']} drafter for {target_name(report)}{lossy(report)}"
+
+
+def target_name(report: Report) -> str:
+    """The target's id; of a local folder only its name."""
+    identity = str(report["target"]["id"])
+    return Path(identity).name if identity.startswith(("/", ".", "~")) else identity
+
+
+def lossy(report: Report) -> str:
+    """' (LOSSY: typical acceptance)' when the acceptance rule is not exact."""
+    rule = report["settings"]["bench"]["acceptance"]
+    return "" if rule == "exact" else f" (LOSSY: {rule} acceptance)"
+
+
+def chain_kind(report: Report) -> str:
+    """The trained kind behind a lookup."""
+    return str(report["drafter"]["config"]["kind"])
+
+
+def datasets(report: Report) -> list[str]:
+    """Hub data sets among the prompt sources."""
+    return [
+        s for s in report["settings"]["data"]["sources"] if s.count("/") == 1 and "." not in s.split("/")[0]
+    ]
+
+
+def summary(report: Report) -> str:
+    """The headline figures of the first set, with hardware, dtype, batch size and baseline."""
+    name, temperature, entry = next(runs(report["acceptance"]))
+    speed = report["speed"][name][temperature]
+    machine = report["machine"]
+    return (
+        f"It proposes {report['drafter']['num_spec_tokens']} tokens a round for the target to verify. On "
+        f"`{name}` at temperature {temperature.removeprefix('t')} the target emits "
+        f"**{number(entry['mean_acceptance_length'])} tokens a round (bonus included)** and generates "
+        f"**{number(speed['speedup'])} times** as fast as plain decoding by the same runtime "
+        f"({speed['dtype']}, batch {speed['batch']}, {machine['processor']}, {machine['threads']} threads, "
+        f"{machine['device']})."
+    )
+
+
+def use(report: Report) -> str:
+    """How to run it, and why no engine's serving line stands here."""
+    target = f"target={target_name(report)}"
+    return "## Use\n\n" + OWN_LOOP.format(target=target, why=ENGINES[chain_kind(report)])
+
+
+def markdown(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; pipes in cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines)
+
+
+def acceptance_table(report: Report) -> str:
+    """The drafter and its baselines on every set and temperature, per position too."""
+    rows = []
+    contenders = {report["drafter"]["kind"]: report["acceptance"], **report["baselines"]}
+    for name, temperature, _ in runs(report["acceptance"]):
+        for who, section in contenders.items():
+            entry = section[name][temperature]
+            rates = ", ".join(number(rate) for rate in entry["acceptance_rate_per_pos"])
+            length = f"{number(entry['mean_acceptance_length'])} {interval(entry['ci95'])}"
+            rows.append([f"{name} {temperature}", who, str(entry["num_spec_tokens"]), length, rates])
+    header = [
+        "set",
+        "drafter",
+        "draft tokens",
+        "tokens a round (bonus included)",
+        "acceptance rate per position",
+    ]
+    return markdown(header, rows)
+
+
+def speed_table(report: Report) -> str:
+    """Speed-up of every set, temperature and category."""
+    rows = []
+    for name, temperature, entry in runs(report["speed"]):
+        rows.append(
+            [f"{name} {temperature}", "all", f"{number(entry['speedup'])} {interval(entry['speedup_ci95'])}"]
+        )
+        for category, values in entry["by_category"].items():
+            speedup = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
+            rows.append([f"{name} {temperature}", category, speedup])
+    return markdown(["set", "category", "speed-up over plain decoding, 95% interval"], rows)
+
+
+def not_helping(report: Report) -> str:
+    """Runs and categories whose interval of the speed-up lies below 1 or touches it."""
+    lines = []
+    for name, temperature, entry in runs(report["speed"]):
+        for category, values in {"all categories": entry, **entry["by_category"]}.items():
+            low = values["speedup_ci95"][0]
+            if low is None or low <= 1:
+                figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
+                lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
+    measured = (
+        "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
+    )
+    if not lines:
+        return f"Every category's interval of the speed-up lies above 1 at batch 1. {measured}"
+    return (
+        "The interval of the speed-up lies below 1 or touches it here:\n\n"
+        + "\n".join(lines)
+        + f"\n\n{measured}"
+    )
+
+
+def losslessness(report: Report) -> str:
+    """What was compared with the target's own output."""
+    if lossy(report):
+        return f"No{lossy(report)}: this acceptance rule changes what the target says."
+    return "\n".join(f"- {line}" for line in lossless_lines(report["lossless"]))
+
+
+def training(report: Report) -> str:
+    """Data, objective, and what it took."""
+    settings, timing = report["settings"], report["timing"]
+    data = settings["data"]
+    heads = chain_kind(report) in ("hydra", "medusa")
+    sources = [Path(source).name if Path(source).suffix else source for source in data["sources"]]
+    minutes = {
+        k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()
+    }
+    tokens = report["collect"]["response_tokens"]
+    return facts(
+        {
+            "prompts": ", ".join(sources) or "written by the target",
+            "responses": "the target's own" if data["mode"] == "generate" else "existing ones, read by it",
+            "response tokens": "not recorded" if tokens is None else f"{tokens:,}",
+            "temperatures": data["temperatures"], "objective": settings["objective"]["kind"],
+            "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
+            "taps": "last hidden state, after the final norm" if heads else "none",
+            "time": minutes, "peak memory": f"{report['memory']['peak_bytes'] / 1e9:.1f} GB",
+        }
+    )  # fmt: skip
+
+
+def facts(values: dict[str, Any]) -> str:
+    """A two-column table."""
+    shown = {
+        k: ", ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else v
+        for k, v in values.items()
+    }
+    return markdown(["", ""], [[key.replace("_", " "), str(value)] for key, value in shown.items()])

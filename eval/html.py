@@ -1,0 +1,201 @@
+"""report.html: one self-contained page from report.json, the plots and a few traces. Every text is
+escaped."""
+
+import base64
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .plots import runs
+from .report import is_lossless, lossless_lines
+
+Report = dict[str, Any]
+
+STYLE = """
+body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430}
+h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em;border-bottom:1px solid #dde2e8}
+table{border-collapse:collapse;margin:.6em 0}td,th{padding:.25em .8em;text-align:right}
+td,th{border-bottom:1px solid #e7ebef}
+td:first-child,th:first-child{text-align:left}.note{color:#5b6673}.bad{color:#b3261e;font-weight:600}
+img{max-width:100%}
+pre.trace{white-space:pre-wrap;background:#f7f8fa;padding:1em;border-radius:6px;line-height:1.8}
+.accepted{background:#cdebd0}.lookup{background:#cfe3f7}.bonus{background:#fdf0c4}.prefill{background:#e4e6ea}
+.rejected{color:#b3261e;text-decoration:line-through;font-size:.8em;opacity:.75}
+"""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One generation: pieces of text with what became of each (accepted, lookup, bonus, prefill,
+    rejected)."""
+
+    title: str
+    pieces: list[tuple[str, str]]  # (class, text)
+
+
+def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
+    """The whole page."""
+    parts = [
+        f"<h1>{escape(title(report))}</h1>",
+        f"<p class='note'>{escape(report['settings']['protocol'])}</p>",
+        "<h2>Acceptance</h2>",
+        acceptance_table(report),
+        "<h2>Speed</h2>",
+        speed_table(report),
+        "<h2>Losslessness</h2>",
+        lossless_text(report),
+        *(f"<h2>{escape(name)}</h2>{image(path, name)}" for name, path in plots.items()),
+        "<h2>Categories</h2>",
+        category_tables(report),
+        "<h2>Generations</h2>",
+        trace_section(traces),
+        "<h2>Price</h2>",
+        key_values({**report["timing"], **report["memory"], **report["collect"]}),
+        "<h2>Target</h2>",
+        key_values(report["target"]),
+        "<h2>Drafter</h2>",
+        key_values(report["drafter"]),
+        "<h2>Machine and versions</h2>",
+        key_values({**report["machine"], **report["versions"]}),
+        "<h2>Settings</h2>",
+        key_values(report["settings"]),
+    ]
+    head = f"<meta charset='utf-8'><title>{escape(title(report))}</title><style>{STYLE}</style>"
+    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+
+
+def title(report: Report) -> str:
+    """Drafter kind and target; says LOSSY when the acceptance rule is."""
+    lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else " (LOSSY acceptance)"
+    return f"{report['drafter']['kind']} drafter for {report['target']['id']}{lossy}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Fixed digits; a dash for what was not measured."""
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def interval(bounds: list[float | None]) -> str:
+    """'[low, high]'."""
+    return f"[{number(bounds[0])}, {number(bounds[1])}]"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """An HTML table; every cell is escaped."""
+    cells = "".join(f"<th>{escape(h)}</th>" for h in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    return f"<table><tr>{cells}</tr>{body}</table>"
+
+
+def acceptance_table(report: Report) -> str:
+    """The drafter beside its baselines, tokens a round with the bonus included."""
+    rows = []
+    contenders = {report["drafter"]["kind"]: report["acceptance"], **report["baselines"]}
+    for name, temperature, _ in runs(report["acceptance"]):
+        for who, section in contenders.items():
+            entry = section[name][temperature]
+            rates = ", ".join(number(r) for r in entry["acceptance_rate_per_pos"])
+            rows.append(
+                [
+                    f"{name} {temperature}",
+                    who,
+                    str(entry["num_spec_tokens"]),
+                    number(entry["mean_acceptance_length"]),
+                    interval(entry["ci95"]),
+                    number(entry["draft_acceptance_rate"]),
+                    rates,
+                ]
+            )
+    return table(
+        [
+            "set",
+            "drafter",
+            "draft tokens",
+            "tokens a round (bonus included)",
+            "95% interval",
+            "draft acceptance rate",
+            "acceptance per position",
+        ],
+        rows,
+    )
+
+
+def speed_table(report: Report) -> str:
+    """Tokens per second, plain and speculative, of the same runtime."""
+    rows = [
+        [
+            f"{name} {t}",
+            s["dtype"],
+            str(s["batch"]),
+            number(s["baseline_tokens_per_s"], 1),
+            number(s["tokens_per_s"], 1),
+            number(s["speedup"]),
+            interval(s["speedup_ci95"]),
+        ]
+        for name, t, s in runs(report["speed"])
+    ]
+    return table(
+        ["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows
+    )
+
+
+def lossless_text(report: Report) -> str:
+    """What was certified; in red when it failed."""
+    css = "ok" if is_lossless(report["lossless"]) else "bad"
+    return "".join(f"<p class='{css}'>{escape(line)}</p>" for line in lossless_lines(report["lossless"]))
+
+
+def category_tables(report: Report) -> str:
+    """Tokens a round and speed-up of every category."""
+    parts = []
+    for name, temperature, entry in runs(report["acceptance"]):
+        speeds = report["speed"][name][temperature]["by_category"]
+        rows = [
+            [
+                category,
+                number(values["mean_acceptance_length"]),
+                interval(values["ci95"]),
+                number(speeds[category]["speedup"]),
+                interval(speeds[category]["speedup_ci95"]),
+            ]
+            for category, values in entry["by_category"].items()
+        ]
+        header = [
+            f"{name} {temperature}",
+            "tokens a round (bonus included)",
+            "95% interval",
+            "speed-up",
+            "95% interval",
+        ]
+        parts.append(table(header, rows))
+    return "".join(parts)
+
+
+def trace_section(traces: list[Trace]) -> str:
+    """Generations with every token coloured by its origin."""
+    if not traces:
+        return "<p class='note'>Not shown (bench.show_text).</p>"
+    legend = (
+        "<p><span class='accepted'>accepted draft</span> "
+        "<span class='lookup'>accepted, from prompt lookup</span> "
+        "<span class='bonus'>bonus token</span> <span class='rejected'>rejected draft</span> "
+        "<span class='prefill'>first token</span></p>"
+    )
+    return legend + "".join(
+        f"<h3>{escape(t.title)}</h3><pre class='trace'>"
+        + "".join(f"<span class='{escape(kind)}'>{escape(text)}</span>" for kind, text in t.pieces)
+        + "</pre>"
+        for t in traces
+    )
+
+
+def image(path: Path, name: str) -> str:
+    """An embedded PNG."""
+    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return f"<img alt='{escape(name)}' src='data:image/png;base64,{data}'>"
+
+
+def key_values(values: dict[str, Any]) -> str:
+    """Two columns; nested values as they print."""
+    return table(["", ""], [[key, str(value)] for key, value in values.items()])

@@ -1,0 +1,216 @@
+"""Baselines without running the target again: a drafter's rounds replayed on a text that the target wrote.
+
+What a lossless verifier emits has the target's own law whatever the drafter is, so the plain run's text may
+be read as the output of any drafter, and only which tokens were accepted has to be decided:
+
+* temperature 0, or a deterministic draft (prompt lookup) at any temperature: the draft token is accepted
+  exactly when it equals the recorded token. (One-hot q at x: accepted with probability p(x), and then x is
+  emitted; a rejection emits from p without x. So "x was emitted" and "x was accepted" are the same event.)
+* a draft drawn from q: the token rule accepts x with probability min(1, p(x)/q(x)), so
+  P(x drawn and accepted) = q(x) min(1, p(x)/q(x)) = min(p(x), q(x)). The emitted token has law p, therefore
+  P(accepted | x emitted) = min(p(x), q(x)) / p(x) = min(1, q(x)/p(x)), and the accepted draft token is x
+  itself. Otherwise the round ends with x as the target's own token.
+
+While a round's drafts are accepted they are the recorded tokens, so drafting is teacher-forced and one
+training forward of the drafter holds every round that could have happened.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from inference.acceptance import Counts, Round
+from inference.batch import Batch, make_batch, response_positions
+from inference.drafters.base import Drafter
+from inference.drafters.hybrid import HybridDrafter
+from inference.drafters.lm import LmDrafter
+from inference.drafters.ngram import NgramDrafter, SuffixIndex
+from inference.sampling import Sampling, process
+from inference.target import Target
+
+UNKNOWN = -1  # a rejected draft token that was not simulated
+
+
+@dataclass(frozen=True)
+class Record:
+    """A text the target wrote by itself: prompt ids, response ids [R], hidden [R,H] (hidden[r] predicted
+    tokens[r]) and the length limit it was written under."""
+
+    prompt: list[int]
+    tokens: list[int]
+    hidden: Tensor
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Prompt lookup: the shortest and the longest suffix that is looked up."""
+
+    min_match: int
+    max_match: int
+
+
+def replay(
+    record: Record,
+    k: int,
+    *,
+    lookup: Lookup | None = None,
+    chances: Tensor | None = None,
+    source: str = "ngram",
+    generator: torch.Generator | None = None,
+) -> list[Round]:
+    """Rounds of a drafter with k draft tokens on the recorded text.
+
+    lookup: prompt lookup goes first; chances [A,K]: of a chain drafter (see `chain_chances`), None for lookup
+    alone; both: the hybrid. generator: for chances other than 0 and 1. As in the live loop a draft is never
+    longer than the length limit leaves room for. Drafts accepted behind the end of the text are not known.
+    """
+    index = SuffixIndex(lookup.min_match, lookup.max_match) if lookup is not None else None
+    rounds: list[Round] = []
+    text, at = record.prompt + record.tokens, 0  # response index of the pending token
+    while at < len(record.tokens) - 1:
+        length = min(k, record.max_new_tokens - at - 2)  # one place is the target's own token's
+        found: list[int] = []
+        if index is not None:
+            index.extend(text[len(index.tokens) : len(record.prompt) + at + 1])
+            found = index.lookup(length)
+        if found or chances is None:
+            name = "" if not found else "lookup" if chances is not None else source
+            rounds.append(_looked_up(record, at, found, name))
+        else:
+            rounds.append(_chained(record, at, chances[at, :length].tolist(), source, generator))
+        at += len(rounds[-1].emitted)
+    return rounds
+
+
+def _looked_up(record: Record, at: int, found: list[int], source: str) -> Round:
+    truth = record.tokens[at + 1 :]
+    accepted = 0
+    while accepted < min(len(found), len(truth)) and found[accepted] == truth[accepted]:
+        accepted += 1
+    return Round(found, accepted, truth[: accepted + 1], source)
+
+
+def _chained(
+    record: Record, at: int, chances: Sequence[float], source: str, generator: torch.Generator | None
+) -> Round:
+    truth = record.tokens[at + 1 :]
+    accepted = 0
+    while accepted < min(len(chances), len(truth)) and _happens(chances[accepted], generator):
+        accepted += 1
+    drafted = truth[:accepted] + [UNKNOWN] * (len(chances) - accepted)
+    return Round(drafted, accepted, truth[: accepted + 1], source if drafted else "")
+
+
+def _happens(chance: float, generator: torch.Generator | None) -> bool:
+    if chance in (0.0, 1.0):
+        return chance == 1.0
+    return float(torch.rand((), generator=generator)) < chance
+
+
+def chain_chances(
+    drafter: Drafter,
+    target: Target,
+    record: Record,
+    k: int,
+    sampling: Sampling,
+    *,
+    sampled: bool | None = None,
+) -> Tensor:
+    """[A,k] float64, A = R - 1: the chance that draft token j + 1 of a round at anchor a is accepted, given
+    that the earlier ones were, given the recorded text. Zero past the end of the text.
+
+    sampled: whether the drafter draws from q (default: exactly when the target is sampled).
+    """
+    batch = record_batch(target, record, getattr(drafter, "taps", ()))
+    with torch.inference_mode():
+        logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
+    sampled = not sampling.greedy if sampled is None else sampled
+    q = process(logits, sampling if sampled else Sampling())  # [A, k, D]
+    truth, valid = _truth(record.tokens, k)  # [A, k]
+    qx = _mass(q, truth.to(q.device), drafter.draft_ids, target.vocab_size).cpu()
+    if sampled:
+        p = process(target.head(record.hidden.to(target.device, target.dtype)), sampling)  # [R, V]
+        px = p.gather(1, torch.tensor(record.tokens, device=p.device)[:, None]).squeeze(1).cpu()
+        place = torch.arange(len(truth))[:, None] + 1 + torch.arange(k)
+        qx = (qx.double() / px.double()[place.clamp(max=len(px) - 1)]).clamp(max=1.0)
+    return torch.where(valid, qx.double(), 0.0)
+
+
+def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Batch:
+    """The record as a training batch of one row on the target's device."""
+    batch = make_batch([record.prompt], [record.tokens], [record.hidden]).to(target.device)
+    if taps:
+        width = batch.response.shape[1]
+        places = response_positions(batch.starts, width, batch.tokens.shape[1])[0]
+        seen = target.read(batch.tokens, batch.lengths.cpu(), taps).taps
+        batch.taps = tuple(tap[:, places] for tap in seen)
+    return batch
+
+
+def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
+    """[A, K, D] of a training forward -> [A, k, D] of a chain; an LM's step j at anchor a is its next token
+    at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
+    if isinstance(chain_of(drafter), LmDrafter):
+        places = torch.arange(logits.shape[0])[:, None] + torch.arange(k)
+        return logits[places.clamp(max=logits.shape[0] - 1), 0]
+    if k > logits.shape[1]:
+        raise ValueError(f"{k} draft tokens from a drafter of {logits.shape[1]} steps")
+    return logits[:, :k]
+
+
+def chain_of(drafter: Drafter) -> Drafter:
+    """The trained part of a hybrid, else the drafter itself."""
+    return drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+
+
+def lookup_of(drafter: Drafter) -> Lookup | None:
+    """The lookup of a hybrid or an n-gram drafter; None for the others."""
+    if isinstance(drafter, HybridDrafter | NgramDrafter):
+        return Lookup(drafter.min_match, drafter.max_match)
+    return None
+
+
+def longest_draft(drafter: Drafter, k: int) -> int:
+    """Draft lengths worth sweeping: all the heads there are; twice `k` for an LM or a lookup, which have no
+    end."""
+    heads = not isinstance(chain_of(drafter), LmDrafter) and drafter.num_steps > 0
+    return drafter.num_steps if heads else 2 * k
+
+
+def _truth(tokens: list[int], k: int) -> tuple[Tensor, Tensor]:
+    """Recorded token at response index a + 1 + j, and whether there is one: both [A, k]."""
+    places = torch.arange(len(tokens) - 1)[:, None] + 1 + torch.arange(k)
+    valid = places < len(tokens)
+    return torch.tensor(tokens)[places.clamp(max=len(tokens) - 1)], valid
+
+
+def _mass(q: Tensor, truth: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """q at the recorded tokens [A, k]; zero for tokens outside a trimmed vocabulary."""
+    if draft_ids is None:
+        return q.gather(2, truth[..., None]).squeeze(2)
+    place = torch.full((vocab_size,), -1, device=q.device)
+    place[draft_ids.to(q.device)] = torch.arange(len(draft_ids), device=q.device)
+    inside = place[truth]
+    return torch.where(inside >= 0, q.gather(2, inside.clamp(min=0)[..., None]).squeeze(2), 0.0)
+
+
+def tune_lookup(records: Sequence[Record], k: int) -> tuple[Lookup, int]:
+    """The best prompt lookup on the choosing set at temperature 0: suffix lengths and draft length (up to k,
+    the drafter's own budget), by tokens a round; ties go to the shorter draft, then to the longer match."""
+    best: tuple[float, Lookup, int] | None = None
+    for length in range(1, k + 1):
+        for min_match in (3, 2, 1):
+            for max_match in (5, 4, 3, 2):
+                if max_match < min_match:
+                    continue
+                lookup = Lookup(min_match, max_match)
+                counts = Counts()
+                for record in records:
+                    counts.add(replay(record, length, lookup=lookup))
+                if best is None or counts.mean_acceptance_length > best[0]:
+                    best = counts.mean_acceptance_length, lookup, length
+    assert best is not None
+    return best[1], best[2]

@@ -1,0 +1,193 @@
+"""report.json: every figure of an evaluation, assembled from its records; and the table in the terminal."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from conf.paths import read_json
+from conf.schema import RunConfig
+from inference.acceptance import Counts, Round
+
+from .plots import runs
+from .records import PromptRecord, temperature_name
+from .speed import speed_section
+from .statistics import Pairs, bootstrap_interval, headline, ratio
+
+Report = dict[str, Any]
+Groups = dict[str, list[PromptRecord]]
+RoundsOf = Callable[[PromptRecord], list[Round]]
+SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
+BASELINES = ("ngram", "untrained", "trained_alone")
+MIN_P_VALUE = 1e-4  # of the sampled test
+STAGES = ("setup", "collect", "train", "evaluate")
+
+
+def by_run(records: list[PromptRecord]) -> dict[str, dict[str, Groups]]:
+    """set -> temperature name -> category -> records."""
+    out: dict[str, dict[str, Groups]] = {}
+    for record in records:
+        groups = out.setdefault(record.set, {}).setdefault(temperature_name(record.temperature), {})
+        groups.setdefault(record.category, []).append(record)
+    return out
+
+
+def acceptance_section(groups: Groups, rounds_of: RoundsOf, k: int, draws: int, seed: int) -> dict[str, Any]:
+    """acceptance.<set>.<temperature>: the headline length is the plain mean over groups of emitted / rounds,
+    its interval a bootstrap over prompts within groups; rates and counts are over all rounds."""
+    pairs = {category: [_emitted(rounds_of(r)) for r in records] for category, records in groups.items()}
+    everything = Counts()
+    for records in groups.values():
+        for record in records:
+            everything.add(rounds_of(record))
+    return {
+        **everything.summary(k),
+        "mean_acceptance_length": headline(pairs),
+        "ci95": bootstrap_interval(pairs, draws, seed),
+        "by_category": {
+            category: _category(records, pairs[category], rounds_of, k, draws, seed)
+            for category, records in groups.items()
+        },
+    }
+
+
+def _category(
+    records: list[PromptRecord], pairs: Pairs, rounds_of: RoundsOf, k: int,
+    draws: int, seed: int,
+) -> dict[str, Any]:  # fmt: skip
+    counts = Counts()
+    for record in records:
+        counts.add(rounds_of(record))
+    return {
+        **counts.summary(k), "prompts": len(records), "mean_acceptance_length": ratio(pairs),
+        "ci95": bootstrap_interval({"": pairs}, draws, seed),
+    }  # fmt: skip
+
+
+def _emitted(rounds: list[Round]) -> tuple[float, float]:
+    return float(sum(len(r.emitted) for r in rounds)), float(len(rounds))
+
+
+def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
+    """The sections `acceptance`, `speed`, `baselines` and `draft_length` of report.json."""
+    out: dict[str, Any] = {"acceptance": {}, "speed": {}, "baselines": {}, "draft_length": {}}
+    for name, by_temperature in by_run(records).items():
+        for temperature, groups in by_temperature.items():
+            place, draws, seed = (name, temperature), cfg.bench.bootstrap, cfg.seed
+            _put(out["acceptance"], place, acceptance_section(groups, _live, k, draws, seed))
+            _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))
+            kept = next(iter(groups.values()))[0].replays
+            for who in (b for b in BASELINES if b in kept):
+                length = ngram_k if who == "ngram" else k
+                section = acceptance_section(groups, _replayed(who), length, draws, seed)
+                _put(out["baselines"].setdefault(who, {}), place, section)
+            lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
+            _put(out["draft_length"], place, [_sweep_point(groups, n, draws, seed) for n in lengths])
+    return out
+
+
+def _live(record: PromptRecord) -> list[Round]:
+    return record.rounds
+
+
+def _replayed(who: str) -> RoundsOf:
+    return lambda record: record.replays[who]
+
+
+def _sweep_point(groups: Groups, length: int, draws: int, seed: int) -> dict[str, Any]:
+    pairs = {c: [_emitted(r.replays[f"{SWEEP}{length}"]) for r in records] for c, records in groups.items()}
+    return {
+        "num_spec_tokens": length, "mean_acceptance_length": headline(pairs),
+        "ci95": bootstrap_interval(pairs, draws, seed),
+    }  # fmt: skip
+
+
+def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
+    section.setdefault(place[0], {})[place[1]] = value
+
+
+def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
+    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind.
+
+    A stage that did not run here is null; total_s sums the others.
+    """
+    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") for stage in STAGES[1:]}
+    files["setup"] = read_json(setup)
+    seconds = {f"{stage}_s": files[stage].get("seconds") for stage in STAGES}
+    return {
+        "timing": {**seconds, "total_s": round(sum(s for s in seconds.values() if s is not None), 2)},
+        "memory": {"peak_bytes": max((f.get("peak_bytes", 0) for f in files.values()), default=0)},
+        "collect": {
+            "tokens_per_s": files["collect"].get("tokens_per_s"),
+            "response_tokens": files["collect"].get("tokens"),
+        },
+    }
+
+
+def finite(value: Any) -> Any:
+    """JSON has no nan: figures that could not be computed become null."""
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(v) for key, v in value.items()}
+    return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def print_table(report: Report, console: Console | None = None) -> None:
+    """The headline figures; lengths include the bonus token."""
+    console = console or Console()
+    lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else ", LOSSY acceptance"
+    table = Table(title=f"{report['drafter']['kind']} on {report['target']['id']}{lossy}")
+    for column in ("set", "drafter", "tokens a round (bonus included)", "speed-up", "tokens/s"):
+        table.add_column(column, justify="left" if column in ("set", "drafter") else "right")
+    for name, temperature, entry in runs(report["acceptance"]):
+        speed = report["speed"][name][temperature]
+        where = f"{name} {temperature}"
+        rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
+        table.add_row(where, report["drafter"]["kind"], _length(entry), _speedup(speed), rates)
+        for baseline, section in report["baselines"].items():
+            table.add_row(where, baseline, _length(section[name][temperature]), "", "")
+    console.print(table)
+    for line in lossless_lines(report["lossless"]):
+        console.print(line, markup=False, highlight=False)
+
+
+def _length(entry: dict[str, Any]) -> str:
+    return _with_interval(entry["mean_acceptance_length"], entry["ci95"])
+
+
+def _speedup(entry: dict[str, Any]) -> str:
+    return _with_interval(entry["speedup"], entry["speedup_ci95"])
+
+
+def _with_interval(value: float | None, bounds: list[float | None]) -> str:
+    if value is None or bounds[0] is None or bounds[1] is None:
+        return "–"
+    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
+def lossless_lines(lossless: dict[str, Any]) -> list[str]:
+    """What was certified, a line for each check that was made."""
+    greedy, sampled = lossless["greedy"], lossless["sampled"]
+    lines = []
+    if greedy is not None:
+        different = greedy["prompts"] - greedy["identical"] - greedy["excused"]
+        lines.append(
+            f"greedy, {greedy['dtype']}: {greedy['identical']} of {greedy['prompts']} texts identical to "
+            f"plain decoding, {greedy['excused']} excused as near-ties, {different} different"
+        )
+    if sampled is not None:
+        lines.append(
+            f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}"
+        )
+    return lines
+
+
+def is_lossless(lossless: dict[str, Any]) -> bool:
+    """No unexcused greedy divergence, and no sampled evidence against the target's own law."""
+    greedy, sampled = lossless["greedy"], lossless["sampled"]
+    same = greedy is None or greedy["identical"] + greedy["excused"] == greedy["prompts"]
+    return same and (sampled is None or sampled["p_value"] > MIN_P_VALUE)

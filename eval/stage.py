@@ -1,0 +1,223 @@
+"""The evaluation stage: measure, certify, report. Skips a finished evaluation, goes on with an interrupted
+one."""
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from conf.digest import digest_of, file_digest, plain
+from conf.errors import UserError
+from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.schema import Acceptance, DrafterConfig, NgramConfig, RunConfig
+from inference.artifact import CONFIG, WEIGHTS, load_drafter
+from inference.drafters import Drafter, build
+from inference.load import load_target
+from inference.target import Target
+
+from .benchmarks import Benchmark, benchmarks, choosing_prompts
+from .html import Trace, render
+from .lossless import (
+    GreedyPair,
+    choose_prefixes,
+    greedy_check,
+    sampled_check,
+    sampled_figures,
+)
+from .measure import Contest, contest, evaluated, length_so_far, measure
+from .plots import draw_plots
+from .records import Partial, PromptRecord
+from .replay import longest_draft
+from .report import figures, finite, is_lossless, print_table, stage_figures
+from .traces import traces
+
+SETUP = ROOT / ".venv" / "setup.json"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is evaluated: the drafter as loaded, its configuration, and where it came from."""
+
+    drafter: Drafter
+    config: DrafterConfig
+    about: dict[str, Any]
+    where: str
+    num_spec_tokens: int
+
+
+def run(cfg: RunConfig) -> None:
+    """Evaluate run_dir's drafter; the last line is the path of report.json.
+
+    Raises UserError: no drafter, a drafter of another target, or an output that is not the target's own.
+    """
+    if cfg.bench.acceptance is not Acceptance.exact:
+        raise UserError(
+            f"bench.acceptance = {cfg.bench.acceptance.value} is LOSSY and the verifier does not have it; "
+            "set bench.acceptance=exact"
+        )
+    folder = run_dir(cfg)
+    path, digest = folder / "report.json", evaluation_digest(cfg, drafter_place(cfg))
+    report = read_json(path)
+    if report.get("digest") != digest:
+        if not (folder / "config.yaml").exists():
+            record(cfg, folder)
+        report = evaluate(cfg, folder, digest)
+    print_table(report)
+    print(path)
+    if not is_lossless(report["lossless"]):
+        raise UserError(
+            f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}"
+        )
+
+
+def drafter_place(cfg: RunConfig) -> str:
+    """drafter.folder (a folder or hub id), default run_dir/drafter. Raises UserError when nothing is
+    there."""
+    folder = run_dir(cfg) / "drafter"
+    if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
+        return cfg.drafter.folder
+    if not folder.is_dir() and not isinstance(cfg.drafter, NgramConfig):
+        raise UserError(
+            f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=..."
+        )
+    return str(folder)
+
+
+def _continued(cfg: RunConfig) -> bool:
+    """Whether the run directory's own drafter is drafter.folder trained on (`record` wrote what it was
+    told)."""
+    config = run_dir(cfg) / "config.yaml"
+    told = yaml.safe_load(config.read_text()) if config.exists() else {}
+    return bool(told.get("drafter", {}).get("folder") == cfg.drafter.folder)
+
+
+def evaluation_digest(cfg: RunConfig, where: str) -> str:
+    """Digest of everything that a report's figures depend on, the machine aside."""
+    files = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
+    return digest_of(
+        {
+            "bench": cfg.bench, "target": target, "seed": cfg.seed, "where": where,
+            "num_spec_tokens": cfg.drafter.num_spec_tokens,
+            "drafter": [file_digest(f) if f.is_file() else None for f in files],
+        }
+    )  # fmt: skip
+
+
+def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
+    """Measure, certify and write report.json, report.html and the plots; returns the report."""
+    with timed(folder, "evaluate") as timing:
+        partial = Partial(folder / "evaluate" / "partial.jsonl", digest)
+        timing["earlier_s"] = partial.seconds
+        target = load_target(cfg.target)
+        subject = load_subject(cfg, target)
+        sets = benchmarks(cfg)
+        rivals = contest(
+            target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg)
+        )
+        records = _measure(cfg, rivals, sets, partial)
+        report = {
+            "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
+            **figures(records, rivals.num_spec_tokens, rivals.ngram_k, cfg),
+        }  # fmt: skip
+        shown = traces(records, sets, target.text, cfg.bench.show_text)
+    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP)})
+    write_report(folder, finished, shown)
+    return finished
+
+
+def load_subject(cfg: RunConfig, target: Target) -> Subject:
+    """The drafter to evaluate; prompt lookup needs no folder. The draft length is capped by the heads there
+    are."""
+    where = drafter_place(cfg)
+    wanted = cfg.drafter.num_spec_tokens
+    if isinstance(cfg.drafter, NgramConfig) and not Path(where).is_dir():
+        return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, wanted)
+    drafter, config, about = load_drafter(where, target)
+    return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
+
+
+def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Partial) -> list[PromptRecord]:
+    """All records, with a progress bar that shows tokens a round so far."""
+    total = sum(
+        min(cfg.bench.turns, len(p.turns)) for s in sets for t in cfg.bench.temperatures
+        for p in evaluated(s, cfg.bench, t)
+    )  # fmt: skip
+    columns = (TextColumn("evaluate"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    records: list[PromptRecord] = []
+    with Progress(*columns, TextColumn("{task.description}")) as progress:
+        task = progress.add_task("", total=total)
+        for one in measure(rivals, sets, cfg.bench, cfg.seed, partial):
+            records.append(one)
+            length = length_so_far(records)
+            progress.update(task, advance=1, description=f"{length:.2f} tokens a round (bonus included)")
+    return records
+
+
+def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[PromptRecord]) -> dict[str, Any]:
+    """lossless: greedy texts compared, sampled rounds tested. `greedy` is null without prompts at temperature
+    0."""
+    pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
+    exact = replace(cfg.target, dtype="float64", kernel="off")
+    greedy = greedy_check(pairs, cfg.target.dtype, lambda: load_target(exact)) if pairs else None
+    texts = [(r.prompt, r.plain_tokens) for r in records]
+    prefixes = choose_prefixes(texts, subject.drafter)
+    k = min(2, subject.num_spec_tokens)
+    test = sampled_check(target, subject.drafter, prefixes, cfg.bench.lossless_draws, k=k, seed=cfg.seed)
+    return {"greedy": greedy, "sampled": sampled_figures(test)}
+
+
+def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> dict[str, Any]:
+    """The sections `target`, `drafter`, `machine`, `versions` and `settings`."""
+    drafter = subject.drafter
+    tensors = drafter.parameters_to_save()
+    return {
+        "target": {**plain(target.identity), "parameters": target.model.num_parameters()},
+        "drafter": {
+            "kind": drafter.kind, "where": subject.where, "weights_digest": weights_digest(subject.where),
+            "num_spec_tokens": subject.num_spec_tokens,
+            "parameters": sum(t.numel() for t in tensors.values()),
+            "draft_vocab_size": target.vocab_size if drafter.draft_ids is None else len(drafter.draft_ids),
+            "config": plain(subject.config), "training": subject.about.get("training"),
+        },
+        "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
+        "versions": versions(),
+        "settings": {
+            "bench": plain(cfg.bench), "data": plain(cfg.data), "objective": plain(cfg.objective),
+            "optim": plain(cfg.optim), "seed": cfg.seed, "num_spec_tokens": subject.num_spec_tokens,
+            "ngram": {**plain(rivals.ngram), "num_spec_tokens": rivals.ngram_k},
+            "protocol": protocol(cfg, subject.num_spec_tokens),
+        },
+    }  # fmt: skip
+
+
+def weights_digest(where: str) -> str | None:
+    """SHA-256 of a local drafter folder's weights."""
+    path = Path(where) / WEIGHTS
+    return file_digest(path) if path.is_file() else None
+
+
+def protocol(cfg: RunConfig, k: int) -> str:
+    """The evaluation protocol in a sentence or two."""
+    turns = "first turn only" if cfg.bench.turns == 1 else f"up to {cfg.bench.turns} turns"
+    return (
+        f"Stratified sample, {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, {k} draft tokens a "
+        f"round, {cfg.target.dtype}. Lengths are tokens emitted a round, bonus included; headlines are plain "
+        "means over categories; 95% intervals are bootstraps over prompts. Plain and speculative runs "
+        "alternate prompt by prompt on the same runtime. Baselines and draft lengths are replayed on the "
+        "plain runs' texts; the untrained baseline keeps the lookup of a hybrid."
+    )
+
+
+def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:
+    """The plots, report.html and, last, report.json."""
+    page = render(report, draw_plots(report, folder), shown)
+    temporary = folder / ".report.html.tmp"
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(folder / "report.html")
+    write_json(folder / "report.json", report)

@@ -1,0 +1,1 @@
+"""Given tokens, what comes next: the target, drafters, verification and the loop. No data sets, no training."""

@@ -1,0 +1,124 @@
+"""A drafter folder: drafter.safetensors + drafter.json. Never pickle, no code.
+
+drafter.json holds the drafter's configuration, the target's identity and whatever provenance the caller adds; a
+drafter loads only onto the target it was made for.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from conf.digest import differences, plain
+from conf.errors import UserError
+from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+
+from .drafters import Drafter, build
+from .target import Target
+
+WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
+VOCAB_KEY = "draft_ids"
+KINDS: dict[str, type[DrafterConfig]] = {
+    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
+}  # fmt: skip
+IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
+
+
+def save_drafter(
+    folder: Path, drafter: Drafter, cfg: DrafterConfig, target: Target, extra: dict[str, Any] | None = None
+) -> None:
+    """Write the folder whole: a temporary name, then a rename. Raises UserError when the disk is full."""
+    temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.parameters_to_save().items()}
+        if drafter.draft_ids is not None:
+            tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
+        save_file(tensors, temporary / WEIGHTS)
+        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), **(extra or {})}
+        (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
+        replace_folder(temporary, folder)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise UserError(f"the drafter can't be written to {folder}: {error}; what was there is untouched") from error
+
+
+def replace_folder(new: Path, folder: Path) -> None:
+    """Put folder `new` in place of `folder`, the old one removed only once the new one stands."""
+    old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
+    if folder.exists():
+        os.rename(folder, old)
+    os.rename(new, folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def read_about(folder: Path) -> dict[str, Any]:
+    """drafter.json. Raises UserError when the folder is not a drafter."""
+    path = folder / CONFIG
+    try:
+        about: dict[str, Any] = json.loads(path.read_text())
+        return about
+    except (OSError, json.JSONDecodeError) as error:
+        raise UserError(f"{folder} is not a drafter folder ({CONFIG}: {error}); train one or name another") from error
+
+
+def drafter_config(about: dict[str, Any], folder: Path) -> DrafterConfig:
+    """The configuration a drafter was built with. Raises UserError for an unknown kind or key."""
+    fields = dict(about.get("drafter", {}))
+    kind = KINDS.get(str(fields.get("kind")))
+    known = {f.name for f in dataclasses.fields(kind)} if kind else set()
+    if kind is None or not set(fields) <= known:
+        raise UserError(f"{folder / CONFIG}: unknown drafter kind or keys: {sorted(set(fields) - known)}")
+    return kind(**fields)
+
+
+def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterConfig, dict[str, Any]]:
+    """(drafter, its configuration, drafter.json) from a folder or hub id, checked against the target.
+
+    Raises UserError: not a drafter, made for another target or tokenizer (names what differs), tensors missing,
+    of another shape, or not finite.
+    """
+    folder = Path(where) if Path(where).is_dir() else Path(snapshot_download(str(where)))
+    about = read_about(folder)
+    cfg = drafter_config(about, folder)
+    check_target(about.get("target", {}), target, str(where))
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{folder / WEIGHTS} can't be read: {error}") from error
+    vocab = tensors.pop(VOCAB_KEY, None)
+    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
+    load_weights(drafter, tensors, str(folder / WEIGHTS))
+    return drafter.eval(), cfg, about
+
+
+def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:
+    """Copy saved tensors into a freshly built drafter. Raises UserError naming the first bad tensor."""
+    own = drafter.parameters_to_save()
+    for name in sorted(own.keys() ^ tensors.keys()):
+        raise UserError(f"{where}: tensor {name} is {'missing' if name in own else 'unknown'}")
+    for name, tensor in own.items():
+        if tensors[name].shape != tensor.shape:
+            raise UserError(f"{where}: {name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
+        if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
+            raise UserError(f"{where}: {name} holds NaN or Inf")
+        tensor.copy_(tensors[name])
+
+
+def check_target(identity: dict[str, Any], target: Target, where: str) -> None:
+    """Raises UserError naming what differs between the drafter's target and this one."""
+    ours = plain(target.identity)
+    different = differences({k: identity.get(k) for k in IDENTITY}, {k: ours.get(k) for k in IDENTITY})
+    if different:
+        raise UserError(
+            f"drafter {where} was made for another target ({identity.get('id')}; {', '.join(different)} differ from "
+            f"{target.name}); use it with its own target or train one for this"
+        )

@@ -1,0 +1,139 @@
+"""SlotCache: preallocated keys and values with a length per row. Knows nothing about models or drafts.
+
+Every row appends at its own length; a rollback only changes numbers. Slot = position for a chain, so the mask
+of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+GROWTH = 256  # slots are allocated in multiples of this
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's buffers [B, heads, slots, head_dim], allocated zeroed at the first write."""
+
+    is_sliding = False  # sliding layers are kept at full length and masked by their window
+
+    def __init__(self, cache: "SlotCache") -> None:
+        super().__init__()
+        self.cache = cache
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Allocate for the batch and slots of the cache; zeroed, since NaN in a masked slot poisons a row."""
+        batch, slots = self.cache.batch, self.cache.slots
+        self.keys = key_states.new_zeros(batch, key_states.shape[1], slots, key_states.shape[3])
+        self.values = value_states.new_zeros(batch, value_states.shape[1], slots, value_states.shape[3])
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write [B, heads, N, head_dim] at the slots of `begin`; return views up to the longest used slot."""
+        if self.keys is None or self.values is None:
+            self.lazy_initialization(key_states, value_states)
+            assert self.keys is not None and self.values is not None
+        self.cache.write(self.keys, key_states)
+        self.cache.write(self.values, value_states)
+        return self.keys[:, :, : self.cache.view], self.values[:, :, : self.cache.view]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """(visible slots, offset), as transformers asks."""
+        return self.cache.view, 0
+
+    def get_seq_length(self) -> int:
+        """Longest row."""
+        return max(self.cache.lengths, default=0)
+
+    def get_max_length(self) -> int:
+        """-1: grows as needed."""
+        return -1
+
+
+class SlotCache(Cache):
+    """Rows of different length in one batch. `lengths[b]` slots of row b hold valid keys and values."""
+
+    def __init__(self, num_layers: int, batch: int, slots: int = GROWTH) -> None:
+        self.batch, self.slots = batch, _round_up(slots)
+        self.lengths = [0] * batch
+        self.view = 0
+        self._index: tuple[Tensor, Tensor] | None = None
+        self._span = (0, 0)
+        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+
+    def begin(self, n: int, device: torch.device) -> Tensor:
+        """Prepare a forward over n new tokens a row; returns their positions (= slots) [B, n]."""
+        self.view = max(self.lengths) + n
+        if self.view > self.slots:
+            self._grow(_round_up(self.view + self.view // 2))
+        lengths = torch.tensor(self.lengths, device=device)
+        positions = lengths[:, None] + torch.arange(n, device=device)
+        even = min(self.lengths) == max(self.lengths)
+        self._span = (self.lengths[0], self.lengths[0] + n)
+        self._index = None if even else (torch.arange(self.batch, device=device)[:, None], positions)
+        return positions
+
+    def write(self, buffer: Tensor, states: Tensor) -> None:
+        """Put states [B, heads, n, head_dim] where `begin` said."""
+        if self._index is None:
+            buffer[:, :, self._span[0] : self._span[1]] = states
+        else:
+            rows, slots = self._index
+            buffer[rows, :, slots] = states.transpose(1, 2)
+
+    def advance(self, counts: Sequence[int]) -> None:
+        """Keep the first counts[b] of the tokens just written in row b; the rest is stale at once."""
+        self.lengths = [length + n for length, n in zip(self.lengths, counts, strict=True)]
+
+    def rollback(self, lengths: Sequence[int]) -> None:
+        """Shorten rows to `lengths`. Only numbers change. Raises ValueError if a row would grow."""
+        if any(new > old for new, old in zip(lengths, self.lengths, strict=True)):
+            raise ValueError(f"rollback can only shorten rows: {self.lengths} to {list(lengths)}")
+        self.lengths = list(lengths)
+
+    def adopt(self, rows: Sequence[int], other: "SlotCache") -> None:
+        """Replace `rows` by the rows of `other` (in order): how a prefilled request enters a running batch."""
+        if other.view > self.slots:
+            self._grow(_round_up(other.view))
+        for mine, theirs in zip(self.layers, other.layers, strict=True):
+            if not mine.is_initialized:
+                mine.lazy_initialization(theirs.keys, theirs.values)
+            mine.keys[rows, :, : other.view] = theirs.keys[:, :, : other.view]
+            mine.values[rows, :, : other.view] = theirs.values[:, :, : other.view]
+        for row, length in zip(rows, other.lengths, strict=True):
+            self.lengths[row] = length
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only `rows`, in this order (a copy)."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+        self.lengths = [self.lengths[r] for r in rows]
+        self.batch = len(self.lengths)
+
+    def expand(self, copies: int) -> None:
+        """Turn a batch of one row into `copies` equal rows."""
+        self.select([0] * copies)
+
+    def _grow(self, slots: int) -> None:
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.keys = _longer(layer.keys, slots)
+                layer.values = _longer(layer.values, slots)
+        self.slots = slots
+
+
+def _round_up(slots: int) -> int:
+    return -(-slots // GROWTH) * GROWTH
+
+
+def _longer(buffer: Tensor, slots: int) -> Tensor:
+    out = buffer.new_zeros(*buffer.shape[:2], slots, buffer.shape[3])
+    out[:, :, : buffer.shape[2]] = buffer
+    return out

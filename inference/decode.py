@@ -1,0 +1,353 @@
+"""The loop: propose -> forward -> verify -> rollback. Plain decoding is the same loop without a drafter.
+
+Rows hold one request each and are refilled from a queue. Knows nothing about data sets or training.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from conf.errors import UserError
+
+from .acceptance import Round
+from .drafters.base import Context, Draft, Drafter
+from .sampling import Sampling, SamplingRows, draw, process, uniforms
+from .target import Target
+from .text import StopChecker
+from .verify import Verdict, verify, verify_greedy
+
+PREFILL_TOKENS = 4096  # padded tokens of one prefill forward
+
+
+@dataclass
+class Request:
+    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched."""
+
+    prompt: list[int]
+    key: str = ""
+    max_new_tokens: int = 256
+    stop: tuple[str, ...] = ()
+    sampling: Sampling | None = None
+    meta: Any = None
+
+
+@dataclass
+class Result:
+    """tokens: response ids, EOS included; tokens[0] is prefill's and belongs to no round.
+
+    hidden [R,H] (when kept): hidden[r] predicted tokens[r]. text: decoded, cut before a stop string.
+    seconds: decoding without prefill, meaningful at batch 1.
+    """
+
+    request: Request
+    tokens: list[int]
+    rounds: list[Round]
+    finish_reason: str
+    text: str
+    hidden: Tensor | None = None
+    seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+
+@dataclass
+class _Row:
+    request: Request
+    sampling: Sampling
+    tokens: list[int]  # prompt and response
+    stop: StopChecker | None
+    rounds: list[Round] = field(default_factory=list)
+    hidden: list[Tensor] = field(default_factory=list)
+    finish_reason: str = ""
+    started: float = 0.0
+    prefill_seconds: float = 0.0
+
+    @property
+    def response(self) -> list[int]:
+        return self.tokens[len(self.request.prompt) :]
+
+    @property
+    def room(self) -> int:
+        return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
+
+
+class Decoder:
+    """Decodes requests with a target and a drafter (None: plainly), `batch` rows at a time.
+
+    Lossless: the emitted text is distributed as the target's alone under each row's Sampling; greedy rows are
+    token-identical up to the numerics of forwards of different width.
+    """
+
+    def __init__(
+        self, target: Target, drafter: Drafter | None = None, *, sampling: Sampling | None = None,
+        batch: int = 1, num_spec_tokens: int = 3, seed: int = 0, keep_hidden: bool = False,
+        on_draft: Callable[[int, Draft], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.target, self.drafter = target, drafter
+        self.sampling, self.batch, self.keep_hidden = sampling or Sampling(), batch, keep_hidden
+        self.num_spec_tokens = num_spec_tokens if drafter is not None else 0
+        self.generator = torch.Generator().manual_seed(seed)
+        self.on_draft = on_draft
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Result]:
+        """Results in the order they finish; a finished row is refilled from `requests`."""
+        queue = iter(requests)
+        first = list(islice(queue, self.batch))
+        if not first:
+            return
+        loop = _Loop(self, len(first))
+        finished = loop.admit(list(range(len(first))), first)
+        while True:
+            yield from finished
+            finished = loop.refill(queue)
+            if finished:
+                continue
+            if not any(loop.live):
+                return
+            finished = loop.step()
+
+    def generate(self, requests: Iterable[Request]) -> list[Result]:
+        """All results, in the order of the requests."""
+        requests = list(requests)
+        order = {id(r): i for i, r in enumerate(requests)}
+        return sorted(self.run(requests), key=lambda result: order[id(result.request)])
+
+    def stream(self, request: Request) -> Iterator[Round]:
+        """Rounds of one request as they come; the first carries prefill's token and no draft."""
+        loop = _Loop(self, 1)
+        done = loop.admit([0], [request])
+        yield Round([], 0, list(done[0].tokens if done else loop.rows[0].response))  # type: ignore[union-attr]
+        while not done:
+            done = loop.step()
+            row = done[0] if done else loop.rows[0]
+            yield row.rounds[-1]  # type: ignore[union-attr]
+
+
+class _Loop:
+    """The state of one run: rows, the target's cache, the drafter's state, the newest hidden states."""
+
+    def __init__(self, decoder: Decoder, batch: int) -> None:
+        self.d, self.target = decoder, decoder.target
+        self.rows: list[_Row | None] = [None] * batch
+        self.cache = self.target.new_cache(batch)
+        self.state = decoder.drafter.start(batch) if decoder.drafter is not None else None
+        self.hidden: Tensor | None = None  # [B,H]: predicted each row's pending token
+        self._sampling: SamplingRows | None = None
+
+    @property
+    def live(self) -> list[bool]:
+        return [row is not None for row in self.rows]
+
+    @property
+    def sampling(self) -> SamplingRows:
+        """The rows' samplings; empty rows count as greedy, unless that would slow the others down."""
+        if self._sampling is None:
+            used = [row.sampling for row in self.rows if row is not None]
+            self._sampling = SamplingRows(
+                [row.sampling if row is not None else used[0] for row in self.rows], self.target.device
+            )
+        return self._sampling
+
+    # -- requests in and out ----------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def refill(self, queue: Iterator[Request]) -> list[Result]:
+        """Give free rows new requests; with the queue empty and half the rows free, shrink the batch."""
+        free = [b for b, row in enumerate(self.rows) if row is None]
+        requests = list(islice(queue, len(free)))
+        if requests:
+            return self.admit(free[: len(requests)], requests)
+        if free and len(self.rows) > 1 and 2 * len(free) >= len(self.rows) and len(free) < len(self.rows):
+            self._shrink([b for b, row in enumerate(self.rows) if row is not None])
+        return []
+
+    @torch.inference_mode()
+    def admit(self, rows: list[int], requests: list[Request]) -> list[Result]:
+        """Prefill requests into rows, in groups of similar length. Returns those finished by their first token."""
+        if self.d.drafter is not None:
+            self.d.drafter.admit(self.state, rows)
+        done: list[Result] = []
+        for group in _groups(requests):
+            done += self._prefill([rows[i] for i in group], [requests[i] for i in group])
+        return done
+
+    def _prefill(self, at: list[int], requests: list[Request]) -> list[Result]:
+        started = time.perf_counter()
+        lengths = [len(r.prompt) for r in requests]
+        if min(lengths) == 0 or min(r.max_new_tokens for r in requests) < 1:
+            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
+        tokens = torch.zeros(len(requests), max(lengths), dtype=torch.int64)
+        for i, request in enumerate(requests):
+            tokens[i, : lengths[i]] = torch.tensor(request.prompt)
+        whole = len(at) == len(self.rows)
+        cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
+        if whole:
+            cache.rollback([0] * len(at))
+        out = self.target.forward(tokens.to(self.target.device), cache).last
+        cache.advance(lengths)
+        if not whole:
+            self.cache.adopt(at, cache)
+        last = out[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        self._store_hidden(at, last)
+        for b, request in zip(at, requests, strict=True):
+            self.rows[b] = self._new_row(request)
+        self._sampling = None
+        return self._first_tokens(at, last, started)
+
+    def _new_row(self, request: Request) -> _Row:
+        stop = StopChecker(self.target.text, request.stop) if request.stop else None
+        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop)
+
+    def _first_tokens(self, at: list[int], hidden: Tensor, started: float) -> list[Result]:
+        sampling = SamplingRows([self._row(b).sampling for b in at], self.target.device)
+        seen = self._seen(at, None, 1) if sampling.penalised else None
+        probs = process(self.target.head(hidden)[:, None], sampling, seen)[:, 0]
+        first = draw(probs, uniforms((len(at),), self.d.generator, self.target.device)).tolist()
+        now = time.perf_counter()
+        for b, token, h in zip(at, first, hidden, strict=True):
+            row = self._row(b)
+            row.started, row.prefill_seconds = now, now - started
+            self._emit(row, [token], h[None])
+        return self._collect(at)
+
+    def _store_hidden(self, at: list[int], hidden: Tensor) -> None:
+        if self.hidden is None:
+            self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
+        self.hidden[at] = hidden
+
+    def _shrink(self, keep: list[int]) -> None:
+        self.rows = [self.rows[b] for b in keep]
+        self.cache.select(keep)
+        self.hidden = None if self.hidden is None else self.hidden[keep]
+        if self.d.drafter is not None:
+            self.d.drafter.select(self.state, keep)
+        self._sampling = None
+
+    # -- one round --------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def step(self) -> list[Result]:
+        """One round over all rows. Returns what finished."""
+        tokens = [row.tokens if row is not None else [0] for row in self.rows]
+        last = torch.tensor([t[-1] for t in tokens], device=self.target.device)
+        draft = self._draft(tokens, last)
+        out = self.target.forward(torch.cat([last[:, None], draft.tokens], 1), self.cache).last  # [B,1+K,H]
+        verdict = self._verify(out, draft)
+        accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
+        drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
+        self.hidden = out[torch.arange(len(self.rows)), verdict.accepted]
+        for b, row in enumerate(self.rows):
+            if row is not None:
+                proposed = drafted[b][: counts[b]]
+                source = draft.sources[b] if draft.sources else ""
+                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out[b])
+                row.rounds.append(Round(proposed, accepted[b], emitted, source))
+        self.cache.advance([n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)])
+        return self._collect(range(len(self.rows)))
+
+    def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
+        room = max(row.room for row in self.rows if row is not None)
+        k = min(self.d.num_spec_tokens, room - 1)  # never longer than any row could still use
+        if self.d.drafter is None or k < 1:
+            none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
+            return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))
+        assert self.hidden is not None
+        ctx = Context(tokens, last, self.hidden, self.live)
+        draft = self.d.drafter.draft(self.state, ctx, k, self.sampling, self.d.generator)
+        if self.d.on_draft is not None:
+            self.d.on_draft(len(self.rows), draft)
+        return draft
+
+    def _verify(self, hidden: Tensor, draft: Draft) -> Verdict:
+        logits = self.target.head(hidden)  # [B,1+K,V]
+        sampling = self.sampling
+        if sampling.greedy and not sampling.penalised:
+            return verify_greedy(logits.argmax(-1), draft.tokens, draft.counts)
+        at = range(len(self.rows))
+        seen = self._seen(at, draft, logits.shape[1]) if sampling.penalised else None
+        p = process(logits, sampling, seen)
+        if sampling.greedy:
+            return verify_greedy(p.argmax(-1), draft.tokens, draft.counts)
+        batch, width = draft.tokens.shape
+        numbers = uniforms((batch, width + 1), self.d.generator, p.device)
+        return verify(p, draft.probs, draft.tokens, draft.counts, numbers[:, :width], numbers[:, width])
+
+    def _seen(self, at: Iterable[int], draft: Draft | None, width: int) -> Tensor:
+        """[rows, width, V] bool: ids in the text before each position, drafted ones included."""
+        at = list(at)
+        seen = torch.zeros(len(at), width, self.target.vocab_size, dtype=torch.bool)
+        for i, b in enumerate(at):
+            row = self.rows[b]
+            if row is not None:
+                seen[i, :, torch.tensor(row.tokens)] = True
+        seen = seen.to(self.target.device)
+        for k in range(width - 1 if draft is not None else 0):
+            seen[:, k + 1 :].scatter_(2, draft.tokens[:, k, None, None].expand(-1, width - 1 - k, 1), True)  # type: ignore[union-attr]
+        return seen
+
+    # -- tokens out -------------------------------------------------------------------------------------------
+
+    def _emit(self, row: _Row, tokens: list[int], hidden: Tensor) -> list[int]:
+        """Append tokens up to a stop; hidden [N,H] predicted them in order. Returns what was kept."""
+        kept: list[int] = []
+        for token in tokens:
+            kept.append(token)
+            row.tokens.append(token)
+            row.finish_reason = self._finish(row, token)
+            if row.finish_reason:
+                break
+        if self.d.keep_hidden:
+            row.hidden.append(hidden[: len(kept)].clone())
+        return kept
+
+    def _finish(self, row: _Row, token: int) -> str:
+        if token in self.target.eos_ids:
+            return "stop"
+        if row.stop is not None and row.stop.push(token):
+            return "stop_string"
+        return "length" if row.room <= 0 else ""
+
+    def _collect(self, at: Iterable[int]) -> list[Result]:
+        done = []
+        for b in at:
+            row = self.rows[b]
+            if row is not None and row.finish_reason:
+                done.append(self._result(row))
+                self.rows[b] = None
+                self.cache.lengths[b] = 0
+        return done
+
+    def _result(self, row: _Row) -> Result:
+        seconds = time.perf_counter() - row.started
+        if row.stop is not None:
+            text = row.stop.text
+        else:
+            text = self.target.text.decode(row.response) if self.target.has_text else ""
+        with torch.inference_mode(False):  # an ordinary tensor, usable in training
+            hidden = torch.cat(row.hidden).clone() if row.hidden else None
+        return Result(
+            row.request, row.response, row.rounds, row.finish_reason, text, hidden, seconds,
+            row.prefill_seconds,
+        )  # fmt: skip
+
+    def _row(self, b: int) -> _Row:
+        row = self.rows[b]
+        assert row is not None
+        return row
+
+
+def _groups(requests: list[Request]) -> list[list[int]]:
+    """Indices of requests in groups of similar length, each at most PREFILL_TOKENS when padded."""
+    order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
+    groups: list[list[int]] = []
+    for i in order:
+        padded = len(requests[i].prompt) * (len(groups[-1]) + 1 if groups else 1)
+        if groups and padded <= PREFILL_TOKENS:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [sorted(group) for group in groups]

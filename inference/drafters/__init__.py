@@ -1,0 +1,77 @@
+"""The drafters: `build` is the only list of kinds."""
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from conf.errors import ConfigError, UserError
+from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+
+from ..target import Target
+from ..text import Text, same_tokenizer
+from .base import Context, Draft, Drafter
+from .hybrid import HybridDrafter
+from .hydra import HydraDrafter
+from .lm import LmDrafter, cut_from
+from .medusa import MedusaDrafter
+from .ngram import NgramDrafter, lookup
+
+__all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
+
+
+def needs_vocab(cfg: DrafterConfig) -> int:
+    """Size of the trimmed vocabulary the configuration asks for; 0: none."""
+    return getattr(cfg, "draft_vocab_size", 0)
+
+
+def build(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None) -> Drafter:
+    """A fresh drafter of cfg's kind on the target's device. vocab_ids [D]: its trimmed vocabulary.
+
+    Raises ConfigError for sizes the target doesn't have, UserError for an LM with another tokenizer.
+    """
+    check_vocab(cfg, target, vocab_ids)
+    drafter = _trained_kind(cfg, target, vocab_ids)
+    if cfg.lookup and not isinstance(drafter, NgramDrafter):
+        drafter = HybridDrafter(drafter, cfg.min_match, cfg.max_match)
+    return drafter.to(target.device, getattr(torch, cfg.dtype))
+
+
+def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
+    match cfg:
+        case NgramConfig():
+            return NgramDrafter(cfg.min_match, cfg.max_match)
+        case MedusaConfig():
+            return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
+        case HydraConfig():
+            return HydraDrafter(
+                target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
+            )
+        case LmConfig():
+            return _build_lm(cfg, target, vocab_ids)
+        case _:
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm")
+
+
+def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
+    if cfg.model is None:
+        model = cut_from(target, cfg.layers, vocab_ids)
+    else:
+        if not same_tokenizer(target.text, Text.load(cfg.model)):
+            raise UserError(
+                f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
+                "share the target's tokenizer"
+            )
+        model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=target.dtype).to(target.device)
+    return LmDrafter(model, vocab_ids, target.vocab_size)
+
+
+def check_vocab(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> None:
+    """The trimmed vocabulary must fit the target's and be given when asked for. Raises ConfigError."""
+    wanted = needs_vocab(cfg)
+    if wanted > target.vocab_size:
+        raise ConfigError(
+            f"drafter.draft_vocab_size = {wanted} is larger than the vocabulary of {target.name}; "
+            f"allowed: 0 (full) to {target.vocab_size}"
+        )
+    if vocab_ids is not None and (vocab_ids.numel() == 0 or int(vocab_ids.max()) >= target.vocab_size):
+        raise ConfigError(f"the drafter's vocabulary ids do not fit the {target.vocab_size} ids of {target.name}")

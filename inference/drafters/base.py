@@ -1,0 +1,129 @@
+"""Drafter: what proposes tokens for the target. Every kind has the same members in the same order."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..batch import Batch
+from ..sampling import SamplingRows, draw, process, uniforms
+
+
+@dataclass
+class Draft:
+    """tokens [B,K] int64; counts [B]: valid draft tokens of each row; probs [B,K,V]: the distributions the tokens
+    were really drawn from, None when they are deterministic (one-hot). sources: who drafted each row.
+    logits [B,K,D]: the drafter's raw logits, for the parity check.
+    """
+
+    tokens: Tensor
+    counts: Tensor
+    probs: Tensor | None = None
+    sources: list[str] | None = None
+    logits: Tensor | None = None
+
+
+@dataclass
+class Context:
+    """What a drafter may see at the start of a round.
+
+    rows: all ids of each row, prompt included; the last one is pending: emitted, not yet in the target's cache.
+    last [B]: those pending ids; hidden [B,H]: the target's last hidden state that predicted them.
+    live: rows that still generate (the others' drafts are ignored).
+    """
+
+    rows: list[list[int]]
+    last: Tensor
+    hidden: Tensor
+    live: list[bool]
+
+
+class Drafter(nn.Module, ABC):
+    """A strategy with two verbs in the loop (`start`, `draft`) and one in training (`train_logits`)."""
+
+    kind: str
+    trainable: bool = True
+    num_steps: int  # K of train_logits
+    draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
+
+    def __init__(self, draft_ids: Tensor | None = None) -> None:
+        super().__init__()
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+
+    @abstractmethod
+    def start(self, batch: int) -> Any:
+        """Decoding state for `batch` rows."""
+
+    def admit(self, state: Any, rows: Sequence[int]) -> None:  # noqa: B027 (stateless kinds need nothing)
+        """Forget what `state` holds of `rows`: new requests take their places."""
+
+    def select(self, state: Any, rows: Sequence[int]) -> None:  # noqa: B027
+        """Keep only `rows` of `state`, in this order."""
+
+    @abstractmethod
+    def draft(
+        self, state: Any, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Propose up to k tokens a row."""
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """[B, A, K, D] with A = R - 1: entry (b, a, k) drafts response token a + 1 + k, seeing the target's state
+        at response index a and the true response tokens up to index a + k. Its teacher is the target's
+        distribution at response index a + 1 + k.
+        """
+        raise TypeError(f"a {self.kind} drafter is not trained")
+
+    def parameters_to_save(self) -> dict[str, Tensor]:
+        """Trained tensors by name; what the target holds itself is left out."""
+        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+
+
+def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""
+    if draft_ids is None:
+        return probs
+    full = probs.new_zeros(*probs.shape[:-1], vocab_size)
+    return full.index_copy_(-1, draft_ids, probs)
+
+
+def choose(
+    logits: Tensor, sampling: SamplingRows, generator: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """Draw one draft token a row from logits [B,D]: indices [B] and the distribution [B,D] drawn from.
+
+    All rows greedy: the argmax and None (a deterministic draft).
+    """
+    if sampling.greedy:
+        return logits.argmax(-1), None
+    probs = process(logits[:, None], sampling.unpenalised)[:, 0]
+    return draw(probs, uniforms((logits.shape[0],), generator, logits.device)), probs
+
+
+class Chain:
+    """Collects the steps of a chain into a Draft."""
+
+    def __init__(self, draft_ids: Tensor | None, vocab_size: int, kind: str) -> None:
+        self.draft_ids, self.vocab_size, self.kind = draft_ids, vocab_size, kind
+        self.tokens: list[Tensor] = []
+        self.probs: list[Tensor] = []
+        self.logits: list[Tensor] = []
+
+    def step(self, logits: Tensor, sampling: SamplingRows, generator: torch.Generator) -> Tensor:
+        """Draw the next draft token from logits [B,D]; returns its target ids [B]."""
+        index, probs = choose(logits, sampling, generator)
+        token = index if self.draft_ids is None else self.draft_ids[index]
+        self.tokens.append(token)
+        self.logits.append(logits)
+        if probs is not None:
+            self.probs.append(spread(probs, self.draft_ids, self.vocab_size))
+        return token
+
+    def draft(self) -> Draft:
+        """All steps so far."""
+        tokens = torch.stack(self.tokens, 1)
+        counts = torch.full((tokens.shape[0],), tokens.shape[1], device=tokens.device)
+        probs = torch.stack(self.probs, 1) if self.probs else None
+        return Draft(tokens, counts, probs, [self.kind] * len(counts), torch.stack(self.logits, 1))

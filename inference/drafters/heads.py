@@ -1,0 +1,55 @@
+"""What Medusa and Hydra heads share: the frozen (trimmed) head rows of the target that read them out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..target import Target
+from .base import Drafter
+
+
+class Readout:
+    """Logits over a trimmed vocabulary from the target's own frozen head rows; holds no parameters.
+
+    draft_ids [D]: target ids of the rows, None for the full vocabulary.
+    """
+
+    def __init__(self, target: Target, draft_ids: Tensor | None) -> None:
+        self.target = target
+        self.rows: tuple[Tensor, Tensor | None] | None = None
+        if draft_ids is not None:
+            weight, bias = target.head_rows(draft_ids)
+            self.rows = (weight.clone(), None if bias is None else bias.clone())
+
+    def __call__(self, state: Tensor) -> Tensor:
+        """state [..., H] -> logits [..., D]."""
+        if self.rows is None:
+            return self.target.head(state)
+        return self.target.post_head(F.linear(state, *self.rows))
+
+
+class HeadsDrafter(Drafter):
+    """Heads on the target's last hidden state; stateless between rounds."""
+
+    def __init__(self, target: Target, num_heads: int, draft_ids: Tensor | None) -> None:
+        super().__init__(draft_ids)
+        self.target, self.num_steps = target, num_heads
+        self.readout = Readout(target, draft_ids)
+
+    def start(self, batch: int) -> Any:
+        """Nothing is kept between rounds."""
+        return None
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-6)

@@ -1,0 +1,81 @@
+"""Hybrid: prompt lookup when the match is long enough, else the trained drafter."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..batch import Batch
+from ..sampling import SamplingRows
+from .base import Context, Draft, Drafter
+from .ngram import Indexes, padded
+
+
+@dataclass
+class HybridState:
+    """The lookup's indexes and the inner drafter's state."""
+
+    indexes: Indexes
+    inner: Any
+
+
+class HybridDrafter(Drafter):
+    """The rule looks only at tokens already emitted, so it may differ by row and round and stays lossless."""
+
+    def __init__(self, inner: Drafter, min_match: int, max_match: int) -> None:
+        super().__init__(inner.draft_ids)
+        self.inner = inner
+        self.kind = f"lookup+{inner.kind}"
+        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.min_match, self.max_match = min_match, max_match
+
+    def start(self, batch: int) -> HybridState:
+        """Empty indexes and the inner state."""
+        return HybridState(Indexes(batch, self.min_match, self.max_match), self.inner.start(batch))
+
+    def admit(self, state: HybridState, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        state.indexes.reset(rows)
+        self.inner.admit(state.inner, rows)
+
+    def select(self, state: HybridState, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        state.indexes.rows = [state.indexes.rows[r] for r in rows]
+        self.inner.select(state.inner, rows)
+
+    def draft(
+        self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Lookup where it found something; the inner drafter runs only if some live row needs it."""
+        found = state.indexes.lookup(ctx, k)
+        if all(f or not live for f, live in zip(found, ctx.live, strict=True)):
+            return padded(found, ctx.last.device, "lookup")
+        inner = self.inner.draft(state.inner, ctx, k, sampling, generator)
+        return inner if not any(found) else _merge(inner, found, self.inner.kind)
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """The inner drafter's."""
+        return self.inner.train_logits(batch)
+
+    def parameters_to_save(self) -> dict[str, Tensor]:
+        """The inner drafter's."""
+        return self.inner.parameters_to_save()
+
+
+def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
+    """Rows with a lookup take it (one-hot q); the others keep the inner draft."""
+    tokens, counts = inner.tokens.clone(), inner.counts.clone()
+    probs = None if inner.probs is None else inner.probs.clone()
+    for row, ids in enumerate(found):
+        if not ids:
+            continue
+        ids = ids[: tokens.shape[1]]
+        tokens[row, : len(ids)] = torch.tensor(ids)
+        counts[row] = len(ids)
+        if probs is not None:
+            probs[row] = 0.0
+            probs[row, torch.arange(len(ids)), ids] = 1.0
+    sources = ["lookup" if f else kind for f in found]
+    return Draft(tokens, counts, probs, sources, inner.logits)

@@ -1,0 +1,175 @@
+"""A separate small LM: any causal LM with the target's tokenizer, or one cut out of the target itself."""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from conf.errors import ConfigError
+
+from ..batch import Batch
+from ..cache import SlotCache
+from ..sampling import SamplingRows
+from ..target import Target
+from .base import Chain, Context, Draft, Drafter
+
+CATCH_UP = 8  # a row with more unseen tokens than this is read on its own, not with the batch
+
+
+@dataclass
+class LmState:
+    """The LM's own cache, and the ids whose keys and values it holds."""
+
+    cache: SlotCache
+    cached: list[list[int]]
+
+
+class LmDrafter(Drafter):
+    """Runs the small model on its own SlotCache; rejected drafts are rolled back by common prefix."""
+
+    kind = "lm"
+    num_steps = 1
+
+    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int) -> None:
+        super().__init__(draft_ids)
+        self.lm = Target(model, None, "drafter", {})
+        self.model: nn.Module = model.requires_grad_(True)
+        self.target_vocab = target_vocab
+
+    def start(self, batch: int) -> LmState:
+        """An empty cache."""
+        return LmState(self.lm.new_cache(batch), [[] for _ in range(batch)])
+
+    def admit(self, state: LmState, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        for row in rows:
+            state.cached[row], state.cache.lengths[row] = [], 0
+
+    def select(self, state: LmState, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        state.cache.select(rows)
+        state.cached = [state.cached[r] for r in rows]
+
+    def draft(
+        self, state: LmState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Read what is new, then k steps, each fed the token drafted before it."""
+        hidden = self._catch_up(state, ctx)
+        chain = Chain(self.draft_ids, self.target_vocab, self.kind)
+        for step in range(k):
+            token = chain.step(self.logits(hidden), sampling, generator)
+            if step < k - 1:
+                hidden = self._feed(state, [[t] for t in token.tolist()])
+        return chain.draft()
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """Teacher-forced next-token logits at every anchor [B, A, 1, D]."""
+        anchors = batch.response.shape[1] - 1
+        hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        at = (batch.starts[:, None] + torch.arange(anchors, device=hidden.device)).clamp(
+            max=hidden.shape[1] - 1
+        )
+        picked = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[2]))
+        return self.logits(picked)[:, :, None]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> [..., D]; a model padded beyond the target's vocabulary is cut to it."""
+        logits = self.lm.head(hidden)
+        return logits if self.draft_ids is not None else logits[..., : self.target_vocab]
+
+    def parameters_to_save(self) -> dict[str, Tensor]:
+        """The whole model (a tied head is stored once)."""
+        state = self.model.state_dict()
+        tied = self.lm.lm_head.weight is self.lm.embedding.weight
+        return {name: t for name, t in state.items() if not (tied and name == "lm_head.weight")}
+
+    def _catch_up(self, state: LmState, ctx: Context) -> Tensor:
+        """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
+        for row, tokens in enumerate(ctx.rows):
+            keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if ctx.live[row] else 0
+            state.cached[row] = state.cached[row][:keep]
+            state.cache.lengths[row] = keep
+            if ctx.live[row] and len(tokens) - keep > CATCH_UP and len(ctx.rows) > 1:
+                self._read_alone(state, row, tokens[:-1])
+        unseen = [
+            tokens[len(state.cached[row]) :] if ctx.live[row] else [0] for row, tokens in enumerate(ctx.rows)
+        ]
+        return self._feed(state, unseen)
+
+    def _read_alone(self, state: LmState, row: int, tokens: list[int]) -> None:
+        alone = self.lm.new_cache(1, len(tokens))
+        self.lm.forward(torch.tensor([tokens], device=self.lm.device), alone)
+        alone.advance([len(tokens)])
+        state.cache.adopt([row], alone)
+        state.cached[row] = list(tokens)
+
+    def _feed(self, state: LmState, new: list[list[int]]) -> Tensor:
+        width = max(len(n) for n in new)
+        tokens = torch.tensor([n + [0] * (width - len(n)) for n in new], device=self.lm.device)
+        hidden = self.lm.forward(tokens, state.cache).last
+        state.cache.advance([len(n) for n in new])
+        for cached, n in zip(state.cached, new, strict=True):
+            cached.extend(n)
+        last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
+        return hidden[torch.arange(len(new), device=hidden.device), last]
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix; both agree except near the end, so it is looked for from there."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])
+
+
+def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) -> PreTrainedModel:
+    """A copy of chosen target layers with its embedding, norm and (trimmed) head, as a stock model.
+
+    layers: indices, negative from the end. Raises ConfigError for layers the target doesn't have.
+    """
+    count = target.num_layers
+    chosen = sorted({i if i >= 0 else i + count for i in layers})
+    if not chosen or chosen[0] < 0 or chosen[-1] >= count:
+        raise ConfigError(f"drafter.layers = {list(layers)}: allowed: -{count} to {count - 1}, at least one")
+    config = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = len(chosen)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in chosen]
+    if draft_ids is not None:
+        config.tie_word_embeddings = False
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)
+    model = model.to(device=target.device, dtype=target.dtype)
+    _copy_layers(target, model, chosen)
+    if draft_ids is not None:
+        _trim_head(target, model, draft_ids)
+    return model
+
+
+def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) -> None:
+    """Weights by name, `layers.<chosen[i]>.` of the target to `layers.<i>.` of the cut."""
+    prefix = next(
+        name for name, m in target.model.named_modules()
+        if isinstance(m, nn.ModuleList) and len(m) == target.num_layers
+    )  # fmt: skip
+    renamed = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(chosen)}
+    state: dict[str, Any] = {}
+    for name, tensor in target.model.state_dict().items():
+        if not name.startswith(f"{prefix}."):
+            state[name] = tensor
+        for old, new in renamed.items():
+            if name.startswith(old):
+                state[new + name.removeprefix(old)] = tensor
+    model.load_state_dict(state, strict=True)
+
+
+def _trim_head(target: Target, model: PreTrainedModel, draft_ids: Tensor) -> None:
+    weight, bias = target.head_rows(draft_ids)
+    head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).to(weight)
+    head.weight.data.copy_(weight)
+    if bias is not None:
+        head.bias.data.copy_(bias)
+    model.set_output_embeddings(head)

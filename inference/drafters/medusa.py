@@ -1,0 +1,62 @@
+"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): head k drafts the (k+1)-th token after the pending one."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..batch import Batch
+from ..sampling import SamplingRows
+from ..target import Target
+from .base import Chain, Context, Draft
+from .heads import HeadsDrafter
+
+
+class MedusaBlock(nn.Module):
+    """x + SiLU(W x + b), zero-initialised: a fresh head predicts what the target's frozen head predicts."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        return x + F.silu(self.linear(x))
+
+
+class MedusaDrafter(HeadsDrafter):
+    """Parallel heads: all read the same hidden state, none sees what the others drafted."""
+
+    kind = "medusa"
+
+    def __init__(self, target: Target, num_heads: int, num_layers: int, draft_ids: Tensor | None) -> None:
+        super().__init__(target, num_heads, draft_ids)
+        width = target.hidden_size
+        self.heads = nn.ModuleList(
+            nn.Sequential(*(MedusaBlock(width) for _ in range(num_layers))) for _ in range(num_heads)
+        )
+
+    def draft(
+        self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """One token from each of the first k heads."""
+        logits = self.logits(ctx.hidden.to(self.dtype), min(k, self.num_steps))  # [B, K, D]
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        for step in range(logits.shape[1]):
+            chain.step(logits[:, step], sampling, generator)
+        return chain.draft()
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """All heads at every anchor [B, A, K, D]."""
+        assert batch.hidden is not None
+        return self.logits(batch.hidden[:, :-1].to(self.dtype), self.num_steps)
+
+    def logits(self, hidden: Tensor, heads: int) -> Tensor:
+        """[..., H] -> [..., heads, D]."""
+        return self.readout(torch.stack([head(hidden) for head in self.heads[:heads]], -2))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The heads' dtype."""
+        return next(self.parameters()).dtype

@@ -1,0 +1,91 @@
+/* y[m][o] = sum_k x[m][k] * w[o][k] (+ bias[o]) for few rows m: every weight is read once, whatever m is.
+ *
+ * Decoding a few tokens is bound by reading weights; general matrix kernels read them again, or compute row by
+ * row, when m is 2..8. Here one vector accumulator runs over k for each (m, o), so the result of a row does not
+ * depend on how many rows are computed with it: verification over n tokens equals n single steps bit for bit in
+ * the linear layers.
+ */
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+static inline __attribute__((always_inline)) float total(vec v) {
+    for (int i = LANES / 2; i > 0; i /= 2)
+        for (int j = 0; j < i; j++) v[j] += v[j + i];
+    return v[0];
+}
+
+static inline vec tail(const float *from, int64_t count) {
+    vec v = (vec){0};
+    memcpy(&v, from, 4 * count);
+    return v;
+}
+
+/* R weight rows x M input rows; both constants after inlining, so the accumulators live in registers. */
+static inline __attribute__((always_inline)) void block(
+    const int R, const int M, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    vec acc[8][8];
+    for (int r = 0; r < R; r++)
+        for (int m = 0; m < M; m++) acc[r][m] = (vec){0};
+    int64_t k = 0;
+    for (; k + LANES <= in; k += LANES) {
+        vec xs[8];
+        for (int m = 0; m < M; m++) xs[m] = *(const vec *)(x + m * in + k);
+        for (int r = 0; r < R; r++) {
+            vec wr = *(const vec *)(w + r * in + k);
+            for (int m = 0; m < M; m++) acc[r][m] += wr * xs[m];
+        }
+    }
+    if (k < in) { /* the tail goes through the same accumulators, padded with zeros */
+        vec xs[8];
+        for (int m = 0; m < M; m++) xs[m] = tail(x + m * in + k, in - k);
+        for (int r = 0; r < R; r++) {
+            vec wr = tail(w + r * in + k, in - k);
+            for (int m = 0; m < M; m++) acc[r][m] += wr * xs[m];
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int m = 0; m < M; m++) y[m * out + r] = total(acc[r][m]) + (bias ? bias[r] : 0);
+}
+
+#define CASE(R, M) case M: block(R, M, w, x, bias, y, in, out); break;
+
+static void rows1(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    switch (m) { CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) }
+}
+
+static void rows2(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    switch (m) { CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4) }
+}
+
+static void rows4(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    switch (m) { CASE(4, 1) CASE(4, 2) CASE(4, 3) case 4: rows2(4, w, x, bias, y, in, out);
+                 rows2(4, w + 2 * in, x, bias ? bias + 2 : 0, y + 2, in, out); break; }
+}
+
+/* x [m, in], w [out, in], bias [out] or null, y [m, out]; all contiguous. */
+void linear(const float *x, const float *w, const float *bias, float *y, int64_t m, int64_t in, int64_t out, int threads) {
+    int64_t groups = (out + 3) / 4;
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t o = 4 * g, left = out - o;
+        for (int64_t done = 0; done < m; done += 4) {
+            int part = m - done < 4 ? (int)(m - done) : 4;
+            const float *xs = x + done * in;
+            float *ys = y + done * out + o;
+            if (left >= 4) rows4(part, w + o * in, xs, bias ? bias + o : 0, ys, in, out);
+            else
+                for (int64_t r = 0; r < left; r++)
+                    rows1(part, w + (o + r) * in, xs, bias ? bias + o + r : 0, ys + r, in, out);
+        }
+    }
+}

@@ -1,0 +1,135 @@
+"""Loading a target: embedded, tiny, a hub id or a folder -> Target with its identity."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from conf.digest import digest_of
+from conf.errors import UserError
+from conf.schema import TargetConfig
+
+from .embedded import embedded_target
+from .fused import can_fuse, fuse
+from .target import Target, layer_windows
+from .text import Text
+from .tiny import make_tiny_target
+
+
+def cache_root() -> Path:
+    """The cache folder: DRAFTSMITH_CACHE, default ~/.cache/draftsmith."""
+    return Path(os.environ.get("DRAFTSMITH_CACHE", Path.home() / ".cache" / "draftsmith"))
+
+
+def resolve(target_id: str) -> str:
+    """A target's id -> folder or hub id; `embedded` and `tiny` are made on the spot when missing."""
+    if target_id == "embedded":
+        return str(embedded_target())
+    if target_id == "tiny":
+        return str(make_tiny_target(cache_root() / "tiny-target"))
+    return target_id
+
+
+def load_target(cfg: TargetConfig) -> Target:
+    """Load, check and (on a CPU in float32, unless target.kernel=off) swap in the own kernel.
+
+    Raises UserError: not found, not a decoder-only causal LM, recurrent layers, no tokenizer files.
+    """
+    where = resolve(cfg.id)
+    text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
+    model = load_model(where, cfg)
+    target = Target(model, text, cfg.id, identity_of(model, where, cfg, text))
+    if wants_kernel(cfg, target):
+        fuse(target)
+    return target
+
+
+def wants_kernel(cfg: TargetConfig, target: Target) -> bool:
+    """target.kernel: `auto` uses the own CPU kernel where it can; `on` insists. Raises UserError when it can't."""
+    able = cfg.kernel != "off" and can_fuse(target.device, target.dtype)
+    if cfg.kernel == "on" and not able:
+        raise UserError("target.kernel = on needs a CPU, float32 and a C compiler; use auto or off")
+    return able
+
+
+def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
+    """The stock model in cfg's dtype on cfg's device, its configuration checked before the weights load."""
+    transformers_logging.disable_progress_bar()
+    options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(where, **options)
+        check_supported(config, cfg.id)
+        attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, **options
+        )
+    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
+    return model.to(device_of(cfg.device))
+
+
+def check_supported(config: Any, name: str) -> None:
+    """Refuse by name what the loop can't run. Raises UserError."""
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"target {name} is an encoder-decoder model; draftsmith needs a decoder-only causal LM")
+    if hasattr(config, "vision_config"):
+        raise UserError(f"target {name} is a vision-language model; give its text-only causal LM")
+    recurrent = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
+    if recurrent or "rwkv" in str(config.model_type) or "mamba" in str(config.model_type):
+        raise UserError(
+            f"target {name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected "
+            "draft; choose an attention model"
+        )
+    layer_windows(config)
+
+
+def device_of(name: str) -> torch.device:
+    """`auto`: CUDA when there is one, else the CPU. Raises UserError for a device that isn't there."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UserError(f"target.device = {name!r}: {first_line(error)}; use auto or cpu") from error
+    return device
+
+
+def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
+    """What must be equal for a store, a drafter and a target to belong together."""
+    config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
+    return {
+        "id": cfg.id,
+        "revision": cfg.revision or getattr(model.config, "_commit_hash", None),
+        "config_digest": digest_of(config),
+        "weights_digest": weights_digest(model, Path(where)),
+        "tokenizer_digest": text.tokenizer_digest,
+        "template_digest": text.template_digest,
+        "template_kwargs": dict(cfg.template_kwargs),
+        "dtype": cfg.dtype,
+    }
+
+
+def weights_digest(model: PreTrainedModel, folder: Path) -> str:
+    """SHA-256 of the safetensors files of a folder, else of the loaded tensors (hub ids)."""
+    digest = hashlib.sha256()
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    for file in files:
+        with file.open("rb") as stream:
+            while chunk := stream.read(1 << 24):
+                digest.update(chunk)
+    if not files:
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def first_line(error: BaseException) -> str:
+    """The first non-empty line of an exception's text."""
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

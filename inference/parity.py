@@ -1,0 +1,95 @@
+"""Train-decode parity: the drafter's logits inside the loop against its training forward, on the same tokens.
+
+What catches "98% in training, 10% served": a wrong feature, an off-by-one position, a stale state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .batch import Batch, make_batch, response_positions
+from .decode import Decoder, Request, Result
+from .drafters.base import Draft, Drafter
+from .target import Target
+
+# Largest allowed difference of logits, relative to the largest logit: the loop's narrow forwards and the training
+# forward are different kernels.
+BOUNDS = {torch.float64: 1e-9, torch.float32: 2e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
+
+
+@dataclass(frozen=True)
+class Parity:
+    """max_abs_difference over `positions` drafted distributions; `bound` for the dtype at these logits."""
+
+    max_abs_difference: float
+    bound: float
+    positions: int
+
+    @property
+    def ok(self) -> bool:
+        """Within the bound, and something was compared."""
+        return self.positions > 0 and self.max_abs_difference <= self.bound
+
+    def __str__(self) -> str:
+        word = "ok" if self.ok else "FAILED"
+        return f"parity {word}: max |difference| {self.max_abs_difference:.2e} (bound {self.bound:.1e}) over {self.positions} positions"
+
+
+def check_parity(
+    target: Target, drafter: Drafter, prompts: Sequence[list[int]], *, num_spec_tokens: int = 3,
+    max_new_tokens: int = 24,
+) -> Parity:  # fmt: skip
+    """Decode prompts greedily with the drafter alone and compare its logits with the training forward's.
+
+    The training forward gets the hidden states of a full pass of the target (`Target.read`), as in training. A
+    drafted step is compared when all earlier drafts of its round were accepted, so both saw the same tokens.
+    """
+    worst, scale, count = 0.0, 1.0, 0
+    for prompt in prompts:
+        loop, result = _decode(target, drafter, prompt, num_spec_tokens, max_new_tokens)
+        if len(result.tokens) < 2:
+            continue
+        train = _train_logits(target, drafter, result)  # [A, K, D]
+        anchor = 0
+        for draft, r in zip(loop, result.rounds, strict=False):
+            for k in range(min(r.accepted + 1, draft.shape[0])):
+                step, at = (k, anchor) if train.shape[1] > k else (0, anchor + k)
+                if at < train.shape[0]:
+                    worst = max(worst, float((draft[k] - train[at, step]).abs().max()))
+                    scale, count = max(scale, float(train[at, step].abs().max())), count + 1
+            anchor += len(r.emitted)
+    return Parity(worst, BOUNDS[_lowest(target, drafter)] * scale, count)
+
+
+def _decode(
+    target: Target, drafter: Drafter, prompt: list[int], k: int, max_new_tokens: int
+) -> tuple[list[Tensor], Result]:
+    seen: list[Tensor] = []
+
+    def record(_rows: int, draft: Draft) -> None:
+        assert draft.logits is not None
+        seen.append(draft.logits[0].double())
+
+    decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record)
+    return seen, next(decoder.run([Request(prompt, max_new_tokens=max_new_tokens)]))
+
+
+def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
+    batch = with_hidden(target, make_batch([result.request.prompt], [result.tokens]).to(target.device))
+    with torch.no_grad():
+        return drafter.train_logits(batch)[0].double()
+
+
+def with_hidden(target: Target, batch: Batch) -> Batch:
+    """Fill batch.hidden by a full forward of the target over its rows."""
+    read = target.read(batch.tokens, batch.lengths).last
+    at = response_positions(batch.starts, batch.response.shape[1], read.shape[1])
+    batch.hidden = read.gather(1, at[..., None].expand(-1, -1, read.shape[2]))
+    return batch
+
+
+def _lowest(target: Target, drafter: Drafter) -> torch.dtype:
+    own = next((p.dtype for p in drafter.parameters()), target.dtype)
+    return max((target.dtype, own), key=lambda dtype: BOUNDS[dtype])

@@ -1,0 +1,216 @@
+"""The target: a stock Hugging Face causal LM behind `forward`, `read` and `head`. Knows nothing about drafts."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from conf.errors import UserError
+
+from .cache import SlotCache
+from .text import Text
+
+SLOT_TYPES = {"full_attention", "sliding_attention"}
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """last [B,N,H]: after the final norm, what the head reads. taps: raw outputs of the tapped layers [B,N,H]."""
+
+    last: Tensor
+    taps: tuple[Tensor, ...] = ()
+
+
+class Target:
+    """A causal LM run on a SlotCache, unmodified.
+
+    Positions and a 4-D additive mask are passed in: the mask is additive in the model's dtype because a boolean
+    one is silently wrong under eager attention, and a dict by layer type where the model has several types.
+    Raises UserError for models whose state cannot be rolled back (recurrent layers) or whose head is more than
+    a matrix, a scale and a soft cap.
+    """
+
+    def __init__(self, model: PreTrainedModel, text: Text | None, name: str, identity: dict[str, Any]) -> None:
+        self.model, self.name, self.identity = model.eval().requires_grad_(False), name, identity
+        self._text = text
+        config = model.config
+        self.base: nn.Module = model.base_model
+        self.lm_head = model.get_output_embeddings()
+        self.embedding = model.get_input_embeddings()
+        self.hidden_size: int = config.hidden_size
+        self.num_layers: int = config.num_hidden_layers
+        self.vocab_size: int = self.lm_head.weight.shape[0]
+        self.layers = _decoder_layers(self.base, self.num_layers)
+        self.windows = layer_windows(config)
+        self._cache_key = _cache_keyword(self.base)
+        self._cap = getattr(config, "final_logit_softcapping", None)
+        self._scale = _logit_scale(config)
+        self.dtype: torch.dtype = model.dtype
+        self.device: torch.device = model.device
+        self._check_head()
+
+    @property
+    def text(self) -> Text:
+        """Tokenizer and chat template. Raises UserError when the target came without a tokenizer."""
+        if self._text is None:
+            raise UserError(f"target {self.name} has no tokenizer; point target.id at a folder that has one")
+        return self._text
+
+    @property
+    def has_text(self) -> bool:
+        """Whether a tokenizer came with it."""
+        return self._text is not None
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a response (tokenizer's and generation config's)."""
+        return self._text.eos_ids if self._text is not None else _config_eos(self.model)
+
+    def new_cache(self, batch: int, slots: int = 1) -> SlotCache:
+        """An empty cache for `batch` rows; it grows as needed."""
+        return SlotCache(self.num_layers, batch, slots)
+
+    @torch.inference_mode()
+    def forward(self, tokens: Tensor, cache: SlotCache, taps: Sequence[int] = ()) -> Hidden:
+        """Run tokens [B,N], row b at its own length; the caller then advances the cache by what it keeps."""
+        positions = cache.begin(tokens.shape[1], tokens.device)
+        mask = self._mask(positions, cache.view)
+        with _Taps(self.layers, self.embedding, taps) as seen:
+            out = self.base(
+                input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+                **{self._cache_key: cache},
+            )  # fmt: skip
+        return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
+
+    @torch.no_grad()
+    def read(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int] = ()) -> Hidden:
+        """A full forward over right-padded rows [B,T] without a cache: the training forward.
+
+        Causality alone hides the padding on the right, so no mask is passed; positions past `lengths` are
+        meaningless and the caller masks them by length, never by token id.
+        """
+        if int(lengths.max()) > tokens.shape[1]:
+            raise ValueError(f"lengths up to {int(lengths.max())} for rows of {tokens.shape[1]} tokens")
+        with _Taps(self.layers, self.embedding, taps) as seen:
+            out = self.base(input_ids=tokens, use_cache=False)
+        return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of last hidden states [..., H]: the frozen head, with its scale and soft cap."""
+        return self._post(self.lm_head(hidden))
+
+    def head_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Weight [D,H] and bias [D] of chosen vocabulary rows, for a drafter with a trimmed vocabulary."""
+        bias = getattr(self.lm_head, "bias", None)
+        return self.lm_head.weight[ids], None if bias is None else bias[ids]
+
+    def post_head(self, logits: Tensor) -> Tensor:
+        """Scale and soft cap, for logits computed from `head_rows`."""
+        return self._post(logits)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Input embeddings [..., H]."""
+        return self.embedding(tokens)
+
+    def _post(self, logits: Tensor) -> Tensor:
+        if self._scale != 1.0:
+            logits = logits * self._scale
+        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+
+    def _mask(self, positions: Tensor, view: int) -> Tensor | dict[str, Tensor]:
+        masks = {
+            kind: causal_mask(positions, view, window, self.dtype) for kind, window in self.windows.items()
+        }
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
+    def _check_head(self) -> None:
+        """The head must be what `head` computes; asked of the model itself on three tokens."""
+        ids = torch.arange(3, device=self.device)[None] % self.vocab_size
+        with torch.inference_mode():
+            own = self.model(input_ids=ids, use_cache=False).logits
+            ours = self.head(self.read(ids, torch.tensor([3])).last)
+        if not torch.allclose(own.float(), ours.float(), atol=1e-2, rtol=1e-2):
+            raise UserError(
+                f"target {self.name}: its logits are not head(final hidden state); such heads are not supported"
+            )
+
+
+def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.dtype) -> Tensor:
+    """Additive mask [B,1,N,view]: slot j is visible to position i when i - window < j <= i."""
+    slots = torch.arange(view, device=positions.device)
+    visible = slots <= positions[:, None, :, None]
+    if window is not None:
+        visible = visible & (slots > positions[:, None, :, None] - window)
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, torch.finfo(dtype).min
+    )
+
+
+def layer_windows(config: Any) -> dict[str, int | None]:
+    """Layer type -> sliding window (None: full). Raises UserError for layers that keep a recurrent state."""
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if types is None:
+        return {"sliding_attention": window} if window is not None else {"full_attention": None}
+    unknown = sorted(set(types) - SLOT_TYPES)
+    if unknown:
+        raise UserError(
+            f"target layers of type {', '.join(unknown)} ({config.model_type}) can't be rolled back or masked by "
+            "slots; choose a target whose layers are full or sliding-window attention"
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
+
+
+def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:
+    for module in base.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == count:
+            return list(module)
+    raise UserError(f"found no list of {count} decoder layers in {type(base).__name__}; this model is unknown")
+
+
+def _cache_keyword(base: nn.Module) -> str:
+    names = inspect.signature(base.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
+
+
+def _logit_scale(config: Any) -> float:
+    scaling = getattr(config, "logits_scaling", None)  # Granite divides, Cohere multiplies
+    return 1.0 / scaling if scaling else float(getattr(config, "logit_scale", None) or 1.0)
+
+
+def _config_eos(model: PreTrainedModel) -> frozenset[int]:
+    eos = getattr(model.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = getattr(model.config, "eos_token_id", None)
+    return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
+
+
+class _Taps:
+    """Forward hooks for one call: hidden_states index 0 is the embedding output, i the output of layer i - 1."""
+
+    def __init__(self, layers: Sequence[nn.Module], embedding: nn.Module, taps: Sequence[int]) -> None:
+        self.modules = {i: embedding if i == 0 else layers[i - 1] for i in taps if i < len(layers)}
+        self.seen: dict[int, Tensor] = {}
+        self.handles: list[Any] = []
+
+    def __enter__(self) -> "_Taps":
+        for index, module in self.modules.items():
+            self.handles.append(module.register_forward_hook(self._record(index)))
+        return self
+
+    def _record(self, index: int) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            self.seen[index] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self.handles:
+            handle.remove()
+
+    def collect(self, taps: Sequence[int], last: Tensor, num_layers: int) -> tuple[Tensor, ...]:
+        return tuple(last if i == num_layers else self.seen[i] for i in taps)

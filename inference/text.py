@@ -1,0 +1,272 @@
+"""Text and token ids: tokenizer, chat template (its only home), streaming detokenisation, stop strings.
+
+Knows nothing about tensors. Ids that a model emitted are never turned into text and back.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from conf.errors import UserError
+
+Message = dict[str, str]
+
+# Stands where a text would stand in a rendered template, so that what comes before and after can be cut out.
+_MARK = "DRAFTSMITH-CUTS-HERE"
+
+# Tokenizers with one vocabulary may still split text differently: newlines, spaces, digits, accents, code.
+_PROBE = (
+    "\n\n1. It's  2024,   3.14159; naïve cafe\u0301 — 東京 ĀЖ \U0001f469\u200d\U0001f467\t\r\n    def f(x):\n"
+    "        return x['k'] != \"v\"  ALLCAPS camelCase don't I'll <|im_start|>x</s> end   \n\n\n"
+)
+
+
+class Text:
+    """A tokenizer with its chat template and the ids that end a response."""
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        name: str,
+        eos_ids: Iterable[int] = (),
+        template_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """`name` is what errors call it; `template_kwargs` (enable_thinking, ...) go into every rendering."""
+        self.tokenizer = tokenizer
+        self.name = name
+        self.eos_ids = frozenset(eos_ids)
+        self.template_kwargs = dict(template_kwargs or {})
+        self.vocab_size = len(tokenizer)  # a model's head may have more rows (padding)
+
+    @classmethod
+    def load(
+        cls,
+        folder_or_id: str,
+        revision: str | None = None,
+        template_kwargs: dict[str, Any] | None = None,
+        trust_remote_code: bool = False,
+    ) -> "Text":
+        """Load from a folder or a hub id. Raises UserError when there is no tokenizer that loads."""
+        where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder_or_id, **where)
+        except (OSError, ValueError, KeyError, ImportError) as error:
+            reason = " ".join(str(error).split())[:300]
+            raise UserError(f"no tokenizer could be loaded from {folder_or_id}: {reason}") from error
+        return cls(tokenizer, folder_or_id, _find_eos(folder_or_id, tokenizer, where), template_kwargs)
+
+    @cached_property
+    def tokenizer_digest(self) -> str:
+        """Digest of what the tokenizer does (vocabulary with ids, how it splits), not of its files."""
+        return _digest([sorted(self.tokenizer.get_vocab().items()), self.encode(_PROBE)])
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text` alone: no special token is added (one spelled out in the text is recognised)."""
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False, verbose=False)
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special tokens are skipped, bytes that are not UTF-8 become U+FFFD."""
+        return str(
+            self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        )
+
+    def token_text(self, token_id: int) -> str:
+        """One token for showing: special tokens by name, the leading space kept."""
+        text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        piece = self.tokenizer.convert_ids_to_tokens(token_id)
+        hidden_space = isinstance(piece, str) and piece.startswith("▁") and not text.startswith(" ")
+        return " " + text if hidden_space else text
+
+    # The chat template
+
+    @property
+    def has_template(self) -> bool:
+        """Whether chat messages can be encoded at all (base models often have no template)."""
+        return bool(self.tokenizer.chat_template)
+
+    @property
+    def template_digest(self) -> str | None:
+        """Digest of the chat template and its kwargs; None without a template."""
+        if not self.has_template:
+            return None
+        return _digest([self.tokenizer.chat_template, self.template_kwargs])
+
+    def encode_chat(self, messages: Sequence[Message], add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation ({"role", "content"}), ready for the answer when `add_generation_prompt`.
+
+        Raises UserError without a chat template, or when the template refuses the messages.
+        """
+        return self.encode(self._render(messages, add_generation_prompt))
+
+    def continue_chat(
+        self,
+        prompt_ids: Sequence[int],
+        response_ids: Sequence[int],
+        messages: Sequence[Message],
+        response_text: str,
+        next_messages: Sequence[Message],
+    ) -> list[int]:
+        """Ids of the next turn's prompt: prompt and response verbatim, then the template's text of the rest.
+
+        `messages` led to `prompt_ids`; `response_text` is the answer as text, only to render what follows it.
+        An end-of-turn token that the response already ends with is not doubled.
+        """
+        answer = {"role": "assistant", "content": response_text + _MARK}
+        _, after = self._cut([*messages, answer, *next_messages], add_generation_prompt=True)
+        glue = self.encode(after)
+        return [*prompt_ids, *response_ids, *self._without_leading_eos(glue, response_ids)]
+
+    def empty_user_prefix(self) -> list[int]:
+        """Ids of the template up to the user's text: a target that continues them writes a request."""
+        return self.encode(self._cut_user()[0])
+
+    def after_user(self) -> list[int]:
+        """Ids that close a user's turn and open the assistant's."""
+        return self.encode(self._cut_user()[1])
+
+    def _cut_user(self) -> tuple[str, str]:
+        return self._cut([{"role": "user", "content": _MARK}], add_generation_prompt=True)
+
+    def _cut(self, messages: Sequence[Message], add_generation_prompt: bool) -> tuple[str, str]:
+        before, mark, after = self._render(messages, add_generation_prompt).partition(_MARK)
+        if not mark:
+            raise UserError(f"the chat template of {self.name} drops a message; turns can't be continued")
+        return before, after
+
+    def _without_leading_eos(self, glue: list[int], response_ids: Sequence[int]) -> list[int]:
+        """Drop the glue's end-of-turn (some templates put a space before it) if the response ends with it."""
+        last = response_ids[-1] if response_ids else None
+        if last not in self.eos_ids or last not in glue:
+            return glue
+        at = glue.index(last)
+        return glue[at + 1 :] if not self.decode(glue[:at]).strip() else glue
+
+    def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
+        if not self.has_template:
+            raise UserError(
+                f"target {self.name} has no chat template; name an instruction-tuned target, "
+                "or put a chat_template.jinja into its folder"
+            )
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    list(messages),
+                    add_generation_prompt=add_generation_prompt,
+                    tokenize=False,
+                    **self.template_kwargs,
+                )
+            )
+        except jinja2.TemplateError as error:
+            roles = ", ".join(str(message.get("role")) for message in messages)
+            raise UserError(
+                f"the chat template of {self.name} refuses the conversation ({roles}): {error}"
+            ) from error
+
+
+def same_tokenizer(a: Text, b: Text) -> bool:
+    """Whether both map the same tokens to the same ids and split text alike (special roles may differ)."""
+    return a.tokenizer_digest == b.tokenizer_digest
+
+
+class Detokenizer:
+    """Text of ids that arrive bit by bit: all that `push` and `flush` return is `text.decode` of all ids."""
+
+    def __init__(self, text: Text) -> None:
+        self._text = text
+        self._ids: list[int] = []  # a window: the piece told last, for its spaces, and what is not told yet
+        self._told = 0  # how many ids of the window are told
+        self.pending = ""  # decoded but not final: it ends inside a character
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that became final with `ids`; nothing while the last character lacks bytes."""
+        self._ids.extend(ids)
+        self.pending = self._fresh()
+        if not self.pending or self.pending.endswith("\ufffd"):
+            return ""
+        return self._tell()
+
+    def flush(self) -> str:
+        """Whatever is left at the end, an unfinished character as U+FFFD."""
+        return self._tell()
+
+    def _fresh(self) -> str:
+        told = self._text.decode(self._ids[: self._told])
+        return self._text.decode(self._ids)[len(told) :]
+
+    def _tell(self) -> str:
+        fresh, self.pending = self.pending, ""
+        self._ids = self._ids[self._told :]
+        self._told = len(self._ids)
+        return fresh
+
+
+class StopChecker:
+    """Watches one response for stop strings, also ones that span tokens."""
+
+    def __init__(self, text: Text, strings: Sequence[str]) -> None:
+        """Raises UserError for an empty string, which would stop everything."""
+        if not all(strings):
+            raise UserError("a stop string is empty; leave it out, or give it at least one character")
+        special = set(text.tokenizer.all_special_tokens)
+        self._strings = tuple(strings)
+        # Special tokens have no text once decoded, so they are known by id.
+        self._ids = {text.tokenizer.convert_tokens_to_ids(s) for s in strings if s in special}
+        self._detokenizer = Detokenizer(text)
+        self._final = ""
+        self._searched = 0  # no stop string starts before this character
+        self._cut: int | None = None
+
+    @property
+    def text(self) -> str:
+        """The text so far, cut before the first stop string."""
+        return (self._final + self._detokenizer.pending)[: self._cut]
+
+    def push(self, token_id: int) -> bool:
+        """Add the next token; True when a stop string is complete with it (and ever after)."""
+        if self._cut is not None:
+            return True
+        self._final += self._detokenizer.push([token_id])
+        # Bytes of an unfinished character can't be part of a match, what stands before them can.
+        sure = self._final + self._detokenizer.pending.rstrip("\ufffd")
+        found = [at for s in self._strings if (at := sure.find(s, self._searched)) >= 0]
+        if found or token_id in self._ids:
+            self._cut = min(found, default=len(sure))
+        self._searched = max(0, len(sure) - max(map(len, self._strings), default=1) + 1)
+        return self._cut is not None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
+
+
+def _find_eos(folder_or_id: str, tokenizer: PreTrainedTokenizerBase, where: dict[str, Any]) -> set[int]:
+    """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter."""
+    found = _ids(tokenizer.eos_token_id)
+    try:
+        generation = GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"])
+        declared = _ids(generation.eos_token_id)
+    except OSError:
+        declared = set()
+    if not declared:
+        declared = _config_eos(folder_or_id, where)
+    return found | declared
+
+
+def _config_eos(folder_or_id: str, where: dict[str, Any]) -> set[int]:
+    try:
+        config = AutoConfig.from_pretrained(folder_or_id, **where)
+    except (OSError, ValueError):  # a folder with a tokenizer alone
+        return set()
+    return _ids(getattr(config.get_text_config(), "eos_token_id", None))
+
+
+def _ids(value: int | list[int] | None) -> set[int]:
+    if value is None:
+        return set()
+    return {value} if isinstance(value, int) else set(value)

@@ -1,0 +1,123 @@
+"""Replaying rounds on a recorded text against really decoding: equal at temperature 0, equal in law above
+it."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy.stats import chi2_contingency
+
+from eval.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay, tune_lookup
+from inference.acceptance import Round
+from inference.decode import Decoder, Request, Result
+from inference.drafters.base import Drafter
+from inference.drafters.hybrid import HybridDrafter
+from inference.drafters.hydra import HydraDrafter
+from inference.drafters.lm import LmDrafter, cut_from
+from inference.drafters.ngram import NgramDrafter
+from inference.sampling import Sampling
+from inference.target import Target
+
+PROMPTS = [[3, 9, 4, 11, 9, 4], [21, 7, 30], [5, 6, 5, 6, 5, 6], [40, 2], [17, 18, 19, 20, 17, 18]]
+
+
+def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, Drafter]:
+    """One drafter of each shape: heads, trimmed heads, an LM, lookup alone, hybrids."""
+    hydra = make_hydra(target)
+    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
+    return {
+        "hydra": hydra,
+        "trimmed": make_hydra(target, 3, torch.arange(0, 48, 2)),
+        "lm": lm,
+        "ngram": NgramDrafter(1, 3),
+        "hybrid": HybridDrafter(hydra, 1, 3),
+        "hybrid-lm": HybridDrafter(lm, 2, 3),
+    }
+
+
+def plain(target: Target, sampling: Sampling, new: int = 40) -> list[Result]:
+    """The target's own texts, hidden states kept."""
+    decoder = Decoder(target, None, sampling=sampling, keep_hidden=True)
+    return decoder.generate([Request(p, max_new_tokens=new) for p in PROMPTS])
+
+
+def as_record(result: Result) -> Record:
+    """What the evaluation keeps of a plain run."""
+    assert result.hidden is not None
+    return Record(result.request.prompt, result.tokens, result.hidden, result.request.max_new_tokens)
+
+
+def replayed(drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling) -> list[Round]:
+    """The drafter's rounds on the record."""
+    if isinstance(drafter, NgramDrafter):
+        return replay(record, k, lookup=Lookup(drafter.min_match, drafter.max_match))
+    chances = chain_chances(drafter, target, record, k, sampling)
+    source = drafter.inner.kind if isinstance(drafter, HybridDrafter) else drafter.kind
+    generator = torch.Generator().manual_seed(5)
+    return replay(record, k, lookup=lookup_of(drafter), chances=chances, source=source, generator=generator)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "ngram", "hybrid", "hybrid-lm"])
+def test_greedy_replay_equals_live_rounds(
+    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, k: int
+) -> None:
+    drafter, accepted = kinds(target, make_hydra)[kind], 0
+    for result in plain(target, Sampling()):
+        live = next(iter(Decoder(target, drafter, num_spec_tokens=k).run([result.request])))
+        assert live.tokens == result.tokens
+        ours = replayed(drafter, target, as_record(result), k, Sampling())
+        assert [(r.proposed, r.kept, r.emitted, r.source) for r in ours] == [
+            (r.proposed, r.kept, r.emitted, r.source) for r in live.rounds
+        ]
+        accepted += sum(r.accepted for r in ours)
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid"])
+def test_sampled_replay_has_the_law_of_live_rounds(
+    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str
+) -> None:
+    drafter = kinds(target, make_hydra)[kind]
+    sampling, draws = Sampling(temperature=1.0), 2000  # nine tokens: room for two whole rounds
+    requests = [Request(PROMPTS[0], max_new_tokens=9) for _ in range(draws)]
+    live: Counter[tuple[int, ...]] = Counter()
+    for result in Decoder(target, drafter, sampling=sampling, batch=500, seed=1).run(requests):
+        live[tuple(r.kept for r in result.rounds[:2])] += 1
+    ours: Counter[tuple[int, ...]] = Counter()
+    generator = torch.Generator().manual_seed(9)
+    source = Decoder(target, None, sampling=sampling, batch=500, seed=2, keep_hidden=True)
+    for result in source.run(requests):
+        record = as_record(result)
+        chances = chain_chances(drafter, target, record, 3, sampling) if len(record.tokens) > 1 else None
+        rounds = replay(record, 3, lookup=lookup_of(drafter), chances=chances, generator=generator)
+        ours[tuple(r.kept for r in rounds[:2])] += 1
+    cells = [key for key in sorted(live | ours) if live[key] + ours[key] >= 10]
+    assert len(cells) > 5
+    table = [[counts[c] for c in cells] for counts in (live, ours)]
+    assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_a_round_never_drafts_more_than_the_limit_leaves() -> None:
+    record = Record([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1], torch.zeros(5, 4), 5)
+    rounds = replay(record, 3, lookup=Lookup(1, 2))
+    assert [(r.proposed, r.accepted, r.emitted) for r in rounds] == [(3, 3, [2, 1, 2, 1])]
+    short = replay(record, 2, lookup=Lookup(1, 2))
+    assert [(r.proposed, r.accepted, r.emitted) for r in short] == [(2, 2, [2, 1, 2]), (0, 0, [1])]
+
+
+def test_tuning_prefers_what_accepts_most_then_the_shorter_draft() -> None:
+    periodic = Record([1, 2, 3, 4] * 3, [1, 2, 3, 4] * 4, torch.zeros(16, 4), 16)
+    lookup, k = tune_lookup([periodic], 3)
+    assert k == 3
+    assert replay(periodic, k, lookup=lookup)[0].accepted == 3
+    hopeless = Record([1, 2, 3], [4, 5, 6, 7], torch.zeros(4, 4), 4)
+    assert tune_lookup([hopeless], 3)[1] == 1
+
+
+def test_heads_refuse_more_steps_than_they_have(target: Target, hydra: HydraDrafter) -> None:
+    record = as_record(plain(target, Sampling(), 8)[0])
+    assert longest_draft(hydra, 2) == 3
+    with pytest.raises(ValueError, match="4 draft tokens from a drafter of 3 steps"):
+        chain_chances(hydra, target, record, 4, Sampling())

@@ -1,0 +1,60 @@
+"""Intervals and goodness of fit against known answers."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from eval.statistics import GTest, bootstrap_interval, headline, ratio
+
+
+def test_headline_is_the_plain_mean_over_groups_of_summed_ratios() -> None:
+    groups = {"a": [(3.0, 1.0), (1.0, 1.0)], "b": [(6.0, 2.0)], "empty": [(5.0, 0.0)]}
+    assert ratio(groups["a"]) == 2.0
+    assert headline(groups) == pytest.approx((2.0 + 3.0) / 2)
+    assert math.isnan(headline({}))
+
+
+def test_bootstrap_interval_of_a_mean_matches_the_normal_theory() -> None:
+    values = np.random.default_rng(0).normal(2.0, 1.0, 400)
+    low, high = bootstrap_interval({"g": [(v, 1.0) for v in values]}, 4000)
+    half = norm.ppf(0.975) * values.std() / 20
+    assert low == pytest.approx(values.mean() - half, abs=0.02)
+    assert high == pytest.approx(values.mean() + half, abs=0.02)
+
+
+def test_bootstrap_is_deterministic_and_needs_data() -> None:
+    groups = {"a": [(1.0, 1.0), (2.0, 1.0)], "b": [(4.0, 2.0), (9.0, 3.0)]}
+    assert bootstrap_interval(groups, 200, 3) == bootstrap_interval(groups, 200, 3)
+    assert all(math.isnan(bound) for bound in bootstrap_interval({"a": [(1.0, 0.0)]}, 100))
+
+
+def test_g_test_accepts_true_probabilities_uniformly_often() -> None:
+    rng, probs = np.random.default_rng(1), [0.5, 0.3, 0.15, 0.049, 0.001]
+    rejected = 0
+    for _ in range(400):
+        test = GTest()
+        for _ in range(3):
+            test.add(rng.multinomial(500, probs).tolist(), probs)
+        rejected += test.p_value < 0.05
+    assert 6 <= rejected <= 40  # 20 expected
+
+
+def test_g_test_rejects_wrong_probabilities() -> None:
+    test = GTest()
+    test.add([5400, 4600], [0.5, 0.5])
+    assert test.p_value < 1e-10
+    assert test.statistic == pytest.approx(2 * (5400 * math.log(1.08) + 4600 * math.log(0.92)))
+
+
+def test_g_test_rejects_the_impossible_and_pools_the_rare() -> None:
+    impossible = GTest()
+    impossible.add([100, 1], [1.0, 0.0])
+    assert impossible.p_value == 0.0
+    rare = GTest()
+    rare.add([97, 1, 1, 1], [0.97, 0.01, 0.01, 0.01])  # three cells expected once each join the large one
+    assert rare.dof == 0 and rare.p_value == 1.0
+    pooled = GTest()
+    pooled.add([940, 20, 20, 20], [0.94, 0.02, 0.0399, 0.0001])
+    assert pooled.dof == 2

@@ -1,0 +1,127 @@
+"""A tiny target, a store that it answered, and a run over both."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+
+from conf.schema import CheckpointConfig, HydraConfig, OptimConfig, RunConfig, TrackingConfig
+from data.loader import Loader
+from data.rows import Row
+from data.store import Store
+from inference.batch import Batch, make_batch
+from inference.drafters import build
+from inference.parity import with_hidden
+from inference.target import Target
+from tiny import tiny_model
+from train.loop import Trainer, make_accelerator
+from train.validate import Validation
+
+VOCAB_IDS = torch.tensor([0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, *range(90, 120)])
+
+
+@pytest.fixture(scope="session")
+def tiny_target() -> Target:
+    """A random two-layer Llama without a tokenizer."""
+    return Target(tiny_model("llama"), None, "tiny-llama", {"weights_digest": "w"})
+
+
+def random_rows(count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
+    """Prompts of 3 to 6 and responses of 2 to 12 random ids."""
+    g = torch.Generator().manual_seed(seed)
+
+    def ids(low: int, high: int) -> list[int]:
+        length = int(torch.randint(low, high, (1,), generator=g))
+        return torch.randint(3, 128, (length,), generator=g).tolist()
+
+    return [(ids(3, 7), ids(2, 13)) for _ in range(count)]
+
+
+@pytest.fixture
+def batch(tiny_target: Target) -> Batch:
+    """Five ragged rows with the target's hidden states."""
+    rows = random_rows(5)
+    keys = [f"row-{i}" for i in range(5)]
+    return with_hidden(tiny_target, make_batch([p for p, _ in rows], [r for _, r in rows], None, keys))
+
+
+@pytest.fixture
+def store(tmp_path: Path, tiny_target: Target) -> Store:
+    """Thirty rows with cached features."""
+    store = Store.create(tmp_path / "store", {"features": "cache"})
+    rows = random_rows(30)
+    read = with_hidden(tiny_target, make_batch([p for p, _ in rows], [r for _, r in rows]))
+    assert read.hidden is not None
+    store.append(
+        [
+            Row(f"key-{i}", p, r, "qa", "test", {"temperature": 0.0}, "stop", "generate", 0, f"digest-{i}")
+            for i, (p, r) in enumerate(rows)
+        ],
+        [h[: len(r)] for h, (_, r) in zip(read.hidden, rows, strict=True)],
+    )
+    return store
+
+
+@pytest.fixture
+def accelerator() -> Accelerator:
+    """On the CPU, in full precision; accelerate keeps its state in the process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+    return make_accelerator(RunConfig(drafter=HydraConfig()), torch.device("cpu"))
+
+
+def run_config(**changes: Any) -> RunConfig:
+    """A Hydra run of eight steps with two validations."""
+    settings: dict[str, Any] = {
+        "drafter": HydraConfig(num_heads=2, num_spec_tokens=2, draft_vocab_size=41),
+        "optim": OptimConfig(lr=1e-2, batch_tokens=24, accumulate=2, max_steps=8, epochs=50),
+        "checkpoint": CheckpointConfig(keep=2, validations=2),
+        "tracking": TrackingConfig(wandb="off"),
+    }
+    return RunConfig(**{**settings, **changes})
+
+
+class FakeValidator:
+    """Says what it is told, by step."""
+
+    def __init__(self, taus: dict[int, float] | None = None) -> None:
+        self.taus, self.asked = taus or {}, []
+
+    def validate(self, step: int, drafter: Any) -> Validation:
+        self.asked.append(step)
+        torch.rand(3)  # whatever a validation draws must not change the run
+        drafter.train()
+        return Validation(step, self.taus.get(step, 1.0), {}, 1.0, [0.5], [0.5], [0.5], 0, 10, 0.0, 1.0)
+
+
+@pytest.fixture
+def make_trainer(store: Store, tiny_target: Target, accelerator: Accelerator) -> Callable[..., Trainer]:
+    """Trainers over the store; noise in the drafter's forward makes the random state matter."""
+
+    def make(run_dir: Path, cfg: RunConfig | None = None, identity: dict[str, Any] | None = None) -> Trainer:
+        cfg = cfg or run_config()
+        torch.manual_seed(1234)
+        drafter = build(cfg.drafter, tiny_target, VOCAB_IDS)
+        for module in drafter.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.register_forward_hook(lambda m, _, out: out + 1e-3 * torch.randn_like(out) if m.training else out)
+        loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed)
+        return Trainer(cfg, run_dir, tiny_target, drafter, loader, accelerator, identity or {"seed": 0})
+
+    return make
+
+
+@pytest.fixture
+def fake_validator() -> type[FakeValidator]:
+    """The class."""
+    return FakeValidator
+
+
+@pytest.fixture
+def config() -> Callable[..., RunConfig]:
+    """run_config"""
+    return run_config

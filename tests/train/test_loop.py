@@ -1,0 +1,190 @@
+"""Runs: exact resume after a kill or a signal, when validations happen, which checkpoint wins."""
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from conf.errors import UserError
+from conf.schema import HydraConfig, OptimConfig
+from train.loop import Trainer, best_validation, validation_steps
+from train.step import Distillation
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {n: p.detach().clone() for n, p in trainer.drafter.named_parameters()}
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
+
+
+class Killed(Exception):
+    pass
+
+
+def at_step(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
+    """Do `action` right after optimiser step `number` (from 0)."""
+    original = Distillation.step
+
+    def step(self: Distillation, n: int, batches: Any) -> dict[str, Any]:
+        result = original(self, n, batches)
+        if n == number:
+            action()
+        return result
+
+    monkeypatch.setattr(Distillation, "step", step)
+
+
+def kill() -> None:
+    raise Killed
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def terminate() -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def lines(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(run_dir: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k != "positions_per_s"} for line in lines(run_dir)]
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_killed_run_resumes_bitwise(
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    whole = make_trainer(tmp_path / "whole")
+    whole.train(fake_validator)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, step, kill)
+        make_trainer(tmp_path / "killed").train(fake_validator)
+    resumed = make_trainer(tmp_path / "killed")
+    torch.manual_seed(99)  # another process would stand elsewhere
+    resumed.train(fake_validator)
+    assert same(weights(whole), weights(resumed))
+    assert whole.state.loader == resumed.state.loader and whole.state.positions == resumed.state.positions
+    assert without_times(tmp_path / "whole") == without_times(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("signal_it", [interrupt, terminate])
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_signal_saves_and_says_how_to_resume(
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch,
+    signal_it: Callable[[], None], step: int,
+) -> None:  # fmt: skip
+    whole = make_trainer(tmp_path / "whole")
+    whole.train(fake_validator)
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="same command again to resume") as stop:
+        at_step(patch, step, signal_it)
+        make_trainer(tmp_path / "run").train(fake_validator)
+    assert f"after step {step + 1} of 8" in str(stop.value) and signal.getsignal(signal.SIGINT) is before
+    resumed = make_trainer(tmp_path / "run")
+    assert resumed.checkpoints.steps()[-1] == step + 1
+    validator = fake_validator()
+    resumed.train(lambda: validator)
+    assert same(weights(whole), weights(resumed))
+    assert validator.asked == [s for s in (4, 8) if s > step + 1]
+
+
+def test_the_noise_of_the_forward_matters_to_these_tests(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
+    a, b = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b")
+    b.cfg.seed = 1  # only the random generators differ, not the loader
+    a.train(fake_validator)
+    b.train(fake_validator)
+    assert not same(weights(a), weights(b))
+
+
+def test_validations_and_the_best_checkpoint(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
+    trainer = make_trainer(tmp_path)
+    validator = fake_validator({0: 3.0, 4: 2.0, 8: 1.5})
+    state = trainer.train(lambda: validator)
+    assert validator.asked == [0, 4, 8] and state.step == 8
+    best = trainer.checkpoints.best()
+    assert best is not None and best["step"] == 4  # the untrained drafter is no candidate
+    assert trainer.checkpoints.steps() == [4, 8]
+    logged = lines(tmp_path)
+    assert [line["step"] for line in logged if "validation" in line] == [0, 4, 8]
+    steps = [line for line in logged if "loss" in line]
+    assert [line["step"] for line in steps] == list(range(1, 9))
+    assert len(steps[0]["alpha_per_pos"]) == 2 and 0 < steps[0]["alpha_per_pos"][0] < 1
+    assert steps[-1]["loss"] < steps[0]["loss"]
+
+
+def test_the_best_survives_even_when_it_is_old(tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any) -> None:
+    cfg = config()
+    cfg.checkpoint.validations, cfg.checkpoint.keep = 8, 1
+    trainer = make_trainer(tmp_path, cfg)
+    trainer.train(lambda: fake_validator({2: 5.0}))
+    assert trainer.checkpoints.steps() == [2, 8]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
+    first = make_trainer(tmp_path)
+    first.train(fake_validator)
+    again = make_trainer(tmp_path)
+    validator = fake_validator()
+    again.train(lambda: validator)
+    assert validator.asked == [] and same(weights(first), weights(again))
+
+
+def test_another_configuration_is_refused(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
+    make_trainer(tmp_path, identity={"optim.lr": 0.01}).train(fake_validator)
+    with pytest.raises(UserError, match=r"optim\.lr \(checkpoint 0\.01, now 0\.02\)"):
+        make_trainer(tmp_path, identity={"optim.lr": 0.02}).train(fake_validator)
+
+
+def test_a_nan_ends_the_run_and_keeps_the_last_good_checkpoint(
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = make_trainer(tmp_path)
+
+    def poison() -> None:
+        next(trainer.drafter.parameters()).data.fill_(float("nan"))
+
+    at_step(monkeypatch, 5, poison)
+    with pytest.raises(UserError, match=r"step 7: NaN or infinity.*first in parameter .*; the last good .*step-4"):
+        trainer.train(fake_validator)
+    assert trainer.checkpoints.steps() == [0, 4]
+
+
+def test_validation_steps() -> None:
+    assert validation_steps(100, 4) == {0, 25, 50, 75, 100}
+    assert validation_steps(2, 4) == {0, 1, 2}
+    assert validation_steps(1, 4) == {0, 1}
+
+
+def test_best_is_the_highest_tau_then_the_earliest() -> None:
+    def v(step: int, tau: float) -> dict[str, Any]:
+        return {"step": step, "tau": tau}
+
+    assert best_validation([v(0, 9.0)]) is None
+    assert best_validation([v(0, 9.0), v(5, 1.5), v(10, 1.5), v(15, 1.2)]) == v(5, 1.5)
+
+
+def test_full_vocabulary_lm_trains_too(tmp_path: Path, tiny_target: Any, store: Any, accelerator: Any, config: Any,
+                                       fake_validator: Any) -> None:  # fmt: skip
+    from conf.schema import LmConfig
+    from data.loader import Loader
+    from inference.drafters import build
+
+    cfg = config(drafter=LmConfig(layers=[0]), optim=OptimConfig(lr=3e-3, batch_tokens=64, max_steps=16, epochs=50))
+    drafter = build(cfg.drafter, tiny_target)
+    trainer = Trainer(cfg, tmp_path, tiny_target, drafter, Loader(store, batch_tokens=64, seed=0), accelerator, {})
+    trainer.train(fake_validator)
+    losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
+    assert len(losses) == 16 and sum(losses[-4:]) < sum(losses[:4])
+    assert isinstance(cfg.drafter, LmConfig) and not isinstance(cfg.drafter, HydraConfig)

@@ -1,0 +1,44 @@
+"""Which ids a trimmed vocabulary holds."""
+
+import pytest
+import torch
+
+from conf.errors import ConfigError
+from train.vocab import choose_vocab
+
+RESPONSES = torch.tensor([0, 5, 0, 2, 0, 2, 0, 0])
+PROMPTS = torch.tensor([0, 0, 30, 0, 9, 1, 0, 0])
+#        score        0  5   3  2  .9 2.1 0  0
+
+
+def chosen(size: int, must_have: set[int] | None = None) -> list[int]:
+    ids = choose_vocab(RESPONSES, PROMPTS, size, must_have or set())
+    assert ids is not None and ids.dtype == torch.int64
+    return ids.tolist()
+
+
+def test_ranked_by_responses_and_a_tenth_of_prompts() -> None:
+    assert chosen(2) == [1, 2]
+    assert chosen(3) == [1, 2, 5]
+    assert chosen(4) == [1, 2, 3, 5]
+
+
+def test_unseen_ids_fill_up_from_the_lowest() -> None:
+    assert chosen(6) == [0, 1, 2, 3, 4, 5]
+    assert chosen(7) == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_ties_go_to_the_lowest_id() -> None:
+    ids = choose_vocab(torch.ones(6), torch.zeros(6), 3, set())
+    assert ids is not None and ids.tolist() == [0, 1, 2]
+
+
+def test_eos_is_always_in() -> None:
+    assert chosen(3, {7}) == [1, 2, 7]
+    with pytest.raises(ConfigError, match="draft_vocab_size = 1"):
+        chosen(1, {6, 7})
+
+
+def test_full_vocabulary() -> None:
+    assert choose_vocab(RESPONSES, PROMPTS, 0, {7}) is None
+    assert choose_vocab(RESPONSES, PROMPTS, 8, {7}) is None

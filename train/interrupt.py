@@ -1,0 +1,33 @@
+"""Ctrl-C and SIGTERM while training: the step in progress is finished and saved first."""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stop:
+    """`requested` once a signal came; a second Ctrl-C interrupts at once. A context manager."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        self._old: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> "Stop":
+        if threading.current_thread() is threading.main_thread():
+            self._old = {s: signal.signal(s, self._handle) for s in SIGNALS}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        print("stopping: the step in progress is finished and saved", flush=True)

@@ -1,0 +1,205 @@
+"""A training run: resume, steps, validations, checkpoints; the best checkpoint becomes `drafter/`."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs, gather_object
+
+from conf.errors import UserError
+from conf.schema import RunConfig
+from data.loader import Loader, LoaderState
+from inference.drafters.base import Drafter
+from inference.target import Target
+
+from .checkpoint import Checkpoints, TrainState, check_identity
+from .interrupt import Stop
+from .optim import build_optimizer, mixed_precision, total_steps
+from .progress import Display
+from .rng import rng_state, seed_everything, set_rng_state
+from .step import Distillation, NotFinite, TrainView
+from .teacher import TargetTeacher
+from .tracking import Metrics, Wandb
+from .validate import Validation
+
+
+class Validates(Protocol):
+    """What measures a drafter on held-out prompts (validate.Validator)."""
+
+    def validate(self, step: int, drafter: Drafter) -> Validation:
+        """Measure the drafter after optimiser step `step`."""
+
+
+def make_accelerator(cfg: RunConfig, device: torch.device) -> Accelerator:
+    """Devices and processes; buffers (frozen head rows) are equal on all ranks and need no broadcast."""
+    return Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision=mixed_precision(cfg.optim, device),
+        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+    )
+
+
+class Trainer:
+    """One run of `cfg` in `run_dir`. identity: the flattened settings that the weights depend on."""
+
+    def __init__(
+        self, cfg: RunConfig, run_dir: Path, target: Target, drafter: Drafter, loader: Loader,
+        accelerator: Accelerator, identity: dict[str, Any],
+    ) -> None:  # fmt: skip
+        self.cfg, self.run_dir, self.drafter, self.loader = cfg, run_dir, drafter, loader
+        self.accelerator = accelerator
+        self.checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
+        self.total = total_steps(cfg.optim, loader.steps_per_epoch)
+        self.due = validation_steps(self.total, cfg.checkpoint.validations)
+        optimizer = build_optimizer(drafter, cfg.optim)
+        self.distillation = Distillation(
+            target=target,
+            drafter=drafter,
+            view=accelerator.prepare(TrainView(drafter)),
+            teacher=TargetTeacher(target, drafter.draft_ids, cfg.objective.temperature),
+            optimizer=optimizer,
+            accelerator=accelerator,
+            objective=cfg.objective,
+            optim=cfg.optim,
+            total=self.total,
+        )
+        self.state = TrainState(loader=asdict(loader.state), identity=identity)
+        self.earlier_seconds = 0.0  # of the attempts before this one
+
+    @property
+    def main(self) -> bool:
+        """Whether this process writes and prints."""
+        return bool(self.accelerator.is_main_process)
+
+    def train(self, make_validator: Callable[[], Validates]) -> TrainState:
+        """Run to the end, from the newest checkpoint if there is one.
+
+        Raises KeyboardInterrupt, with how to resume, after a signal; UserError for whatever ends the run early.
+        """
+        resumed = self._resume()
+        self.metrics = Metrics(self.run_dir / "metrics.jsonl", resumed) if self.main else None
+        self.display = Display(self.state.step, self.total, quiet=not self.main)
+        self.wandb = self._start_wandb()
+        try:
+            with Stop() as stop:
+                validator = make_validator() if self.main else None
+                self._loop(validator, stop)
+        finally:
+            self._close()
+        return self.state
+
+    def _loop(self, validator: Validates | None, stop: Stop) -> None:
+        began = time.monotonic()
+        self._validate_if_due(validator)
+        self.drafter.train()
+        while self.state.step < self.total:
+            if self._anyone(stop.requested):
+                self._leave()
+            self._step()
+            self.state.seconds = self.earlier_seconds + time.monotonic() - began
+            self._validate_if_due(validator)
+
+    def _step(self) -> None:
+        began = time.monotonic()
+        batches = [next(self.loader) for _ in range(self.cfg.optim.accumulate)]
+        try:
+            metrics = self.distillation.step(self.state.step, batches)
+        except NotFinite as error:
+            where = f"step {self.state.step + 1}: {error}; {self.checkpoints.last_good()}"
+            raise UserError(f"{where}. Lower optim.lr, or check the store") from error
+        seconds = time.monotonic() - began
+        self.state.step += 1
+        self.state.loader = asdict(self.loader.state)
+        self.state.positions += metrics["positions"]
+        self.state.step_seconds += seconds
+        metrics["positions_per_s"] = metrics["positions"] / seconds
+        self._log(metrics)
+        self.display.step(self.state.step, metrics, metrics["positions_per_s"])
+
+    def _validate_if_due(self, validator: Validates | None) -> None:
+        """Validate once at the steps that are due, and save; random states are as if nothing had happened."""
+        step = self.state.step
+        if step not in self.due or any(v["step"] == step for v in self.state.validations):
+            return
+        rng = rng_state()
+        if validator is not None:
+            validation = validator.validate(step, self.drafter)
+            self.display.tau = validation.tau
+            self.display.say(validation.line())
+            self._log({"validation": asdict(validation)})
+            self.state.validations.append(asdict(validation))
+        set_rng_state(rng)
+        self._save()
+
+    def _save(self) -> None:
+        rngs = gather_object([rng_state()])
+        if self.main:
+            self.checkpoints.save(self.state, self.drafter, self.distillation.optimizer, rngs)
+            best = best_validation(self.state.validations)
+            if best is not None:
+                self.checkpoints.set_best(best)
+                self.checkpoints.prune()
+        self.accelerator.wait_for_everyone()
+
+    def _resume(self) -> int | None:
+        """Continue from the newest whole checkpoint. Returns its step, None for a fresh start."""
+        seed_everything(self.cfg.seed + self.accelerator.process_index)
+        state = self.checkpoints.latest()
+        if state is None:
+            return None
+        check_identity(state, self.state.identity, self.checkpoints.folder)
+        rank = self.accelerator.process_index
+        rng = self.checkpoints.load(state.step, self.drafter, self.distillation.optimizer, rank)
+        self.state, self.earlier_seconds = state, state.seconds
+        self.loader.state = LoaderState(**state.loader)
+        set_rng_state(rng)
+        if self.main:
+            print(f"resuming after step {state.step} from {self.checkpoints.path(state.step)}", flush=True)
+        return state.step
+
+    def _leave(self) -> None:
+        self._save()
+        raise KeyboardInterrupt(
+            f"training stopped after step {self.state.step} of {self.total}, saved in "
+            f"{self.checkpoints.path(self.state.step)}; run the same command again to resume"
+        )
+
+    def _anyone(self, flag: bool) -> bool:
+        """Whether any rank says so: all ranks stop after the same step."""
+        if self.accelerator.num_processes == 1:
+            return flag
+        said = torch.tensor([float(flag)], device=self.accelerator.device)
+        return bool(self.accelerator.reduce(said, "sum").item())
+
+    def _log(self, values: dict[str, Any]) -> None:
+        if self.metrics is not None:
+            self.metrics.log(self.state.step, values)
+            self.wandb.log(self.state.step, values)
+
+    def _start_wandb(self) -> Wandb:
+        off = not self.main
+        cfg = self.cfg.tracking
+        return Wandb(
+            "off" if off else cfg.wandb, cfg.project, self.run_dir, self.cfg.name, self.state.identity
+        )
+
+    def _close(self) -> None:
+        self.display.close()
+        self.wandb.finish()
+        if self.metrics is not None:
+            self.metrics.close()
+
+
+def validation_steps(total: int, count: int) -> set[int]:
+    """Step 0 (the untrained drafter), then `count` equal distances, the last at the end."""
+    return {0} | {max(1, round(total * i / count)) for i in range(1, count + 1)}
+
+
+def best_validation(validations: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The trained checkpoint with the highest live τ; the earlier one on a tie."""
+    trained = [v for v in validations if v["step"] > 0]
+    return max(trained, key=lambda v: (v["tau"], -v["step"])) if trained else None

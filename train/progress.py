@@ -1,0 +1,68 @@
+"""What a person watching sees: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+LINE_SECONDS = 10.0  # between plain lines
+
+
+class Display:
+    """loss, α per draft position, τ, rate and ETA of a run of `total` steps that starts at step `start`."""
+
+    def __init__(self, start: int, total: int, quiet: bool = False) -> None:
+        self.start, self.total, self.quiet = start, total, quiet
+        self.tau: float | None = None
+        self._began = time.monotonic()
+        self._told = float("-inf")
+        self._bar = None if quiet or not sys.stdout.isatty() else _bar()
+        if self._bar is not None:
+            self._task = self._bar.add_task("", total=total, completed=start)
+            self._bar.start()
+
+    def step(self, step: int, metrics: dict[str, Any], positions_per_s: float) -> None:
+        """After optimiser step number `step` (from 1)."""
+        text = describe(metrics, self.tau, positions_per_s)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step, description=text)
+        elif not self.quiet and (time.monotonic() - self._told > LINE_SECONDS or step == self.total):
+            self._told = time.monotonic()
+            print(f"train {step}/{self.total}  {text}  ETA {self._eta(step)}", flush=True)
+
+    def say(self, line: str) -> None:
+        """A line of its own."""
+        if not self.quiet:
+            (self._bar.console.print if self._bar is not None else print)(line)
+            sys.stdout.flush()
+
+    def close(self) -> None:
+        """Stop drawing."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _eta(self, step: int) -> str:
+        seconds = (time.monotonic() - self._began) / max(1, step - self.start) * (self.total - step)
+        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+
+
+def describe(metrics: dict[str, Any], tau: float | None, positions_per_s: float) -> str:
+    """One line of figures; τ with the bonus token included."""
+    live = "" if tau is None else f"  τ {tau:.2f}"
+    return f"loss {metrics['loss']:.4f}  α {decimals(metrics['alpha_per_pos'])}{live}  {positions_per_s:,.0f} positions/s"
+
+
+def decimals(values: list[float]) -> str:
+    """[0.5, 0.25] -> '.50 .25'."""
+    return " ".join(f"{v:.2f}".removeprefix("0") for v in values)
+
+
+def _bar() -> Progress:
+    return Progress(
+        TextColumn("train"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+        TimeRemainingColumn(),
+    )

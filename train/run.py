@@ -1,0 +1,164 @@
+"""The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from conf.digest import digest_of, plain
+from conf.errors import UserError
+from conf.paths import read_json, run_dir, timed
+from conf.schema import DrafterConfig, NgramConfig, RunConfig
+from data.identity import store_identity
+from data.loader import Loader
+from data.store import Store
+from inference.artifact import CONFIG, load_drafter, save_drafter
+from inference.drafters import Drafter, build, needs_vocab
+from inference.load import device_of, load_target
+from inference.target import Target
+
+from .checkpoint import flatten
+from .loop import Trainer, make_accelerator
+from .validate import Validator
+from .vocab import choose_vocab
+
+LABELS = ("id", "revision")  # of a target: names for people, the digests decide
+
+
+def run(cfg: RunConfig) -> None:
+    """Train cfg.drafter in cfg's run directory, unless that is done. Raises UserError."""
+    path = run_dir(cfg)
+    accelerator = make_accelerator(cfg, device_of(cfg.target.device))
+    target = load_target(cfg.target)
+    if isinstance(cfg.drafter, NgramConfig):
+        write_untrained(cfg, path, target)
+    else:
+        train(cfg, path, target, accelerator)
+    if accelerator.is_main_process:
+        print(path / "timing" / "train.json", flush=True)
+
+
+def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
+    """A drafter without weights is ready at once."""
+    with timed(path, "train") as figures:
+        figures |= {"steps": 0, "best": None}
+        save_drafter(path / "drafter", build(cfg.drafter, target), cfg.drafter, target)
+
+
+def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
+    """Train to the end and write the best checkpoint as `drafter/`."""
+    store = open_store(cfg, path, target)
+    identity = training_identity(cfg, target, store, accelerator.num_processes)
+    if is_done(path, identity):
+        if accelerator.is_main_process:
+            print(f"{path / 'drafter'} is trained with these settings already", flush=True)
+        return
+    with measured(path, accelerator) as figures:
+        drafter, drafter_cfg = make_drafter(cfg, target, store)
+        loader = make_loader(cfg, store, target, accelerator)
+        trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
+        trainer.train(lambda: Validator(cfg, target))
+        if accelerator.is_main_process:
+            figures |= finish(trainer, drafter_cfg)
+    accelerator.wait_for_everyone()
+
+
+def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
+    """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
+    best, state = trainer.checkpoints.best(), trainer.state
+    assert best is not None, "the last step is always validated"
+    trainer.checkpoints.load_weights(best["step"], trainer.drafter)
+    untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
+    figures = {
+        "config_digest": digest_of(state.identity),
+        "steps": state.step,
+        "positions": state.positions,
+        "positions_per_s": state.positions / state.step_seconds,
+        "untrained_tau": untrained,
+        "best": best,
+    }
+    target = trainer.distillation.target
+    save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, {"training": figures})
+    if untrained is not None and best["tau"] <= untrained:
+        print(
+            f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True
+        )
+    return {**figures, "earlier_s": trainer.earlier_seconds}
+
+
+def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
+    """The store to learn from, checked against the target. Raises UserError naming what differs."""
+    folder = Path(cfg.data.store) if cfg.data.store else path / "store"
+    return Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+
+
+def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
+    """Everything that the trained weights depend on, flattened: a checkpoint resumes only where it is equal."""
+    return flatten(
+        {
+            "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
+            "drafter": plain(cfg.drafter),
+            "objective": plain(cfg.objective),
+            "optim": plain(cfg.optim),
+            "checkpoint.validations": cfg.checkpoint.validations,
+            "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
+            "launcher.num_processes": world,
+            "seed": cfg.seed,
+        }
+    )
+
+
+def is_done(path: Path, identity: dict[str, Any]) -> bool:
+    """Whether `drafter/` is there and was trained with this identity."""
+    about = read_json(path / "drafter" / CONFIG)
+    recorded = about.get("training", {}).get("config_digest")
+    return recorded == digest_of(identity) and bool(read_json(path / "timing" / "train.json"))
+
+
+def make_drafter(cfg: RunConfig, target: Target, store: Store) -> tuple[Drafter, DrafterConfig]:
+    """A fresh drafter over the store's most useful ids, or the one in drafter.folder to go on with."""
+    if cfg.drafter.folder is None:
+        return build(cfg.drafter, target, draft_vocabulary(cfg, target, store)), cfg.drafter
+    drafter, found, _ = load_drafter(cfg.drafter.folder, target)
+    if found.kind != cfg.drafter.kind:
+        raise UserError(
+            f"{cfg.drafter.folder} is a {found.kind} drafter; set drafter={found.kind} to go on with it"
+        )
+    return drafter, found
+
+
+def draft_vocabulary(cfg: RunConfig, target: Target, store: Store) -> Tensor | None:
+    """The trimmed vocabulary [D] on the target's device; None: the full one."""
+    size = needs_vocab(cfg.drafter)
+    if size == 0:
+        return None
+    ids = choose_vocab(*store.token_counts(target.vocab_size), size, set(target.eos_ids))
+    return None if ids is None else ids.to(target.device)
+
+
+def make_loader(cfg: RunConfig, store: Store, target: Target, accelerator: Accelerator) -> Loader:
+    """Batches of this rank on the target's device."""
+    return Loader(
+        store,
+        batch_tokens=cfg.optim.batch_tokens,
+        seed=cfg.seed,
+        device=target.device,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+    )
+
+
+@contextmanager
+def measured(path: Path, accelerator: Accelerator) -> Iterator[dict[str, Any]]:
+    """timing/train.json, written by the main process; on a GPU with its memory peak."""
+    if not accelerator.is_main_process:
+        yield {}
+        return
+    with timed(path, "train") as figures:
+        yield figures
+        if accelerator.device.type == "cuda":
+            figures["cuda_peak_bytes"] = torch.cuda.max_memory_allocated()

@@ -1,0 +1,188 @@
+"""One distillation step: draft, compare, step.
+
+The [B,A,K,D] comparison runs in chunks of anchors, each with its own backward into the logits' gradient, so that the
+peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and divided
+once by the global count (weights.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from conf.errors import UserError
+from conf.schema import ObjectiveConfig, OptimConfig
+from inference.batch import Batch
+from inference.drafters.base import Drafter
+from inference.parity import with_hidden
+from inference.target import Target
+
+from .objectives import Comparison, Teacher, defined, objective
+from .optim import learning_rate, set_learning_rate
+from .teacher import Norms, TargetTeacher, shifted
+from .weights import Supervision, supervise, weighted_sum
+
+CHUNK_BYTES = 48 * 2**20  # of one float32 tensor [B, a, K, D]
+
+
+class NotFinite(UserError):
+    """A NaN or an infinity; says what it was first seen in."""
+
+
+class TrainView(nn.Module):
+    """The drafter's training forward as a module's forward, which is what accelerate wraps."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        super().__init__()
+        self.drafter = drafter
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Logits [B, A, K, D]."""
+        return self.drafter.train_logits(batch)
+
+
+@dataclass
+class Sums:
+    """Sums over supervised positions. per_position [4, K] float64: count, loss, alpha, argmax agreement;
+    reduced [2]: weighted loss and the N it is divided by."""
+
+    per_position: Tensor
+    reduced: Tensor
+
+    @classmethod
+    def zeros(cls, steps: int, device: torch.device) -> "Sums":
+        """Nothing counted yet."""
+        return cls(
+            torch.zeros(4, steps, dtype=torch.float64, device=device),
+            torch.zeros(2, dtype=torch.float64, device=device),
+        )
+
+    def metrics(self) -> dict[str, Any]:
+        """loss (as minimised) and, for each draft position: loss_per_pos, alpha_per_pos, agreement_per_pos."""
+        count, *sums = self.per_position.cpu()
+        loss, alpha, agreement = ((s / count.clamp(min=1)).tolist() for s in sums)
+        weighted, n = self.reduced.tolist()
+        return {
+            "loss": weighted / max(n, 1.0),
+            "loss_per_pos": loss,
+            "alpha_per_pos": alpha,
+            "agreement_per_pos": agreement,
+            "positions": int(count.sum()),
+        }
+
+
+@dataclass
+class Distillation:
+    """What a step works with. view: TrainView as accelerate prepared it."""
+
+    target: Target
+    drafter: Drafter
+    view: nn.Module
+    teacher: TargetTeacher
+    optimizer: torch.optim.Optimizer
+    accelerator: Accelerator
+    objective: ObjectiveConfig
+    optim: OptimConfig
+    total: int
+
+    def step(self, number: int, batches: Sequence[Batch]) -> dict[str, Any]:
+        """Optimiser step `number` (from 0) over its micro-batches; the metrics of all ranks.
+
+        Raises NotFinite, before any weight changes, when something is not finite.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        sums = Sums.zeros(self.drafter.num_steps, self.accelerator.device)
+        for index, batch in enumerate(batches):
+            last = index == len(batches) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.view):
+                self._accumulate(batch, sums)
+        sums.per_position = self.accelerator.reduce(sums.per_position, "sum")
+        sums.reduced = self.accelerator.reduce(sums.reduced, "sum")
+        norm = self._finish_gradients(float(sums.reduced[1]))
+        rate = learning_rate(number, self.total, self.optim)
+        set_learning_rate(self.optimizer, rate)
+        self.optimizer.step()
+        return {**sums.metrics(), "grad_norm": norm, "lr": rate}
+
+    def _accumulate(self, batch: Batch, sums: Sums) -> None:
+        """Draft, compare and backward one micro-batch; adds to gradients and `sums`."""
+        stored = batch.hidden is not None
+        batch = batch if stored else with_hidden(self.target, batch)
+        norms = self.teacher.norms(batch, remember=stored)
+        logits = self.view(batch)  # [B, A, K, D]
+        gradient = torch.empty_like(logits)
+        supervision = self._supervision(batch, norms)
+        for anchors in anchor_chunks(logits):
+            part = logits[:, anchors].detach().requires_grad_()
+            teacher = self.teacher.at(batch, norms, anchors, logits.shape[2])
+            comparison = Comparison(part, teacher)
+            loss = objective(comparison, self.objective)  # [B, a, K]
+            total = weighted_sum(loss, comparison, supervision, anchors, self.objective)
+            if not torch.isfinite(total):
+                raise self._not_finite(batch, teacher, part, loss)
+            gradient[:, anchors] = torch.autograd.grad(total, part)[0]
+            count_positions(sums, comparison, loss.detach(), supervision.mask[:, anchors])
+            sums.reduced[0] += total.detach()
+        sums.reduced[1] += supervision.count
+        logits.backward(gradient)  # type: ignore[no-untyped-call]
+
+    def _supervision(self, batch: Batch, norms: Norms) -> Supervision:
+        steps = self.drafter.num_steps
+        argmax, tokens = shifted(norms.argmax, steps), shifted(norms.tokens, steps)
+        mask = batch.supervised(steps) & defined(argmax, tokens, self.objective)
+        return supervise(mask, self.objective.normalise)
+
+    def _finish_gradients(self, count: float) -> float:
+        """Divide the summed gradients by the global count, clip; returns the norm before clipping."""
+        world = self.accelerator.num_processes  # gradients come averaged over ranks
+        named = [(n, p) for n, p in self.drafter.named_parameters() if p.grad is not None]
+        for _, parameter in named:
+            assert parameter.grad is not None
+            parameter.grad.mul_(world / max(count, 1.0))
+        norm = torch.nn.utils.clip_grad_norm_([p for _, p in named], self.optim.clip)
+        if not torch.isfinite(norm):
+            bad = first_not_finite({f"gradient of {n}": p.grad for n, p in named if p.grad is not None})
+            raise NotFinite(_refusal(bad or "the gradient's norm"))
+        return float(norm)
+
+    def _not_finite(self, batch: Batch, teacher: Teacher, logits: Tensor, loss: Tensor) -> NotFinite:
+        tensors = {
+            **{f"parameter {n}": p for n, p in self.drafter.named_parameters()},
+            "target hidden states": batch.hidden,
+            "target log-probabilities": teacher.log_p,
+            "draft logits": logits,
+            f"{self.objective.kind.value} loss": loss,
+        }
+        return NotFinite(_refusal(first_not_finite(tensors) or "the summed loss"))
+
+
+def anchor_chunks(logits: Tensor) -> Iterator[slice]:
+    """Slices of A such that one float32 tensor [B, a, K, D] stays below CHUNK_BYTES (at least one anchor)."""
+    rows, anchors, steps, size = logits.shape
+    width = max(1, CHUNK_BYTES // (4 * rows * steps * size))
+    for start in range(0, anchors, width):
+        yield slice(start, min(start + width, anchors))
+
+
+@torch.no_grad()
+def count_positions(sums: Sums, comparison: Comparison, loss: Tensor, mask: Tensor) -> None:
+    """Add loss, alpha and argmax agreement [B, a, K] of the supervised positions to `sums`, by draft position."""
+    alpha = comparison.log_alpha.detach().exp()
+    values = torch.stack([torch.ones_like(loss), loss, alpha, comparison.agreement.to(loss)])
+    sums.per_position += torch.where(mask, values, 0.0).sum(dim=(1, 2), dtype=torch.float64)
+
+
+def first_not_finite(tensors: dict[str, Tensor | None]) -> str | None:
+    """Name of the first tensor with a NaN or an infinity."""
+    for name, tensor in tensors.items():
+        if tensor is not None and not torch.isfinite(tensor).all():
+            return name
+    return None
+
+
+def _refusal(name: str) -> str:
+    return f"NaN or infinity in training, first in {name}"

@@ -1,0 +1,115 @@
+"""The target's distribution at every draft position, exact: from its last hidden states through its frozen head.
+
+Of each response index only the log-normaliser and the argmax over all V are kept (and remembered by row key when
+features are cached, so that later epochs run only the drafter's D head rows); the [.., D] log-probabilities are
+made chunk by chunk.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from inference.batch import Batch
+from inference.target import Target
+
+from .objectives import OUTSIDE, Teacher
+
+HEAD_BYTES = 128 * 2**20  # of one float32 tensor [rows, V] while the normalisers are computed
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Per response index: log_norm [B,R] = logsumexp over V; argmax and tokens [B,R], places among the D ids."""
+
+    log_norm: Tensor
+    argmax: Tensor
+    tokens: Tensor
+
+
+class TargetTeacher:
+    """Teacher distributions over draft_ids [D] (None: all V) at the objective's temperature."""
+
+    def __init__(self, target: Target, draft_ids: Tensor | None, temperature: float = 1.0) -> None:
+        self.target, self.temperature = target, temperature
+        self.ids = None if draft_ids is None else draft_ids.to(target.device)
+        self.places = _places(self.ids, target.vocab_size, target.device)
+        self._rows = None if self.ids is None else target.head_rows(self.ids)
+        self._known: dict[
+            str, Tensor
+        ] = {}  # row key -> [2, R_b] float64 on the CPU: log-normalisers, argmax ids
+
+    @torch.no_grad()
+    def norms(self, batch: Batch, remember: bool = False) -> Norms:
+        """Normalisers and labels of a batch.
+
+        remember: the hidden states are stored ones, so a row seen before (by key) need not be read out again.
+        Each row is read out by itself: what is remembered must not depend on the batch it came in, or a resumed
+        run would differ in the last bit.
+        """
+        assert batch.hidden is not None, "fill batch.hidden first"
+        found = torch.zeros(2, *batch.response.shape, dtype=torch.float64)  # [2, B, R]
+        for b, length in enumerate(batch.response_lengths.tolist()):
+            known = self._known.get(batch.keys[b]) if remember else None
+            row = self._norms_of(batch.hidden[b, :length]) if known is None else known
+            if remember:
+                self._known[batch.keys[b]] = row
+            found[:, b, :length] = row
+        log_norm, argmax = found.to(batch.hidden.device)
+        exact = torch.promote_types(batch.hidden.dtype, torch.float32)
+        return Norms(log_norm.to(exact), self.places[argmax.long()], self.places[batch.response])
+
+    @torch.no_grad()
+    def at(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Teacher:
+        """Teacher of shape [B, a, K] for a slice of anchors: entry (b, a, k) stands at response index a + 1 + k.
+
+        The head runs once for each response index; the K shifts are views. Entries beyond a row's response are
+        meaningless: mask them (Batch.supervised).
+        """
+        assert batch.hidden is not None, "fill batch.hidden first"
+        span = slice(anchors.start + 1, anchors.stop + steps)
+        logits = self._head(batch.hidden[:, span])  # [B, n, D]
+        log_p = logits - norms.log_norm[:, span, None]
+        missing = span.stop - span.start - log_p.shape[1]
+        return Teacher(
+            F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2),
+            shifted(norms.argmax, steps)[:, anchors],
+            shifted(norms.tokens, steps)[:, anchors],
+        )
+
+    def _norms_of(self, hidden: Tensor) -> Tensor:
+        """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""
+        chunk = max(1, HEAD_BYTES // (4 * self.target.vocab_size))
+        return torch.cat([self._norms_of_chunk(part) for part in torch.split(hidden, chunk)], dim=1)
+
+    def _norms_of_chunk(self, hidden: Tensor) -> Tensor:
+        logits = _exact(self.target.head(hidden))  # [n, V]
+        argmax = logits.argmax(dim=-1)
+        log_norm = torch.logsumexp(logits / self.temperature, dim=-1)
+        return torch.stack([log_norm.double(), argmax.double()]).cpu()
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> [..., D]: only the drafter's rows of the head, scaled and capped as the target does it."""
+        if self._rows is None:
+            return _exact(self.target.head(hidden)) / self.temperature
+        weight, bias = self._rows
+        return _exact(self.target.post_head(F.linear(hidden, weight, bias))) / self.temperature
+
+
+def shifted(values: Tensor, steps: int) -> Tensor:
+    """[B, R] -> [B, R-1, K]: entry (b, a, k) = values[b, a + 1 + k], OUTSIDE beyond the end."""
+    return F.pad(values, (0, steps - 1), value=OUTSIDE).unfold(1, steps, 1)[:, 1:]
+
+
+def _places(ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor:
+    """[V]: where each id stands among the D ids, or OUTSIDE."""
+    if ids is None:
+        return torch.arange(vocab_size, device=device)
+    places = torch.full((vocab_size,), OUTSIDE, dtype=torch.int64, device=device)
+    places[ids] = torch.arange(ids.numel(), device=device)
+    return places
+
+
+def _exact(logits: Tensor) -> Tensor:
+    return logits if logits.dtype == torch.float64 else logits.float()

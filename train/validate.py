@@ -1,0 +1,179 @@
+"""Held-out validation: what users get (live-decoded τ), beside what training sees, and train-decode parity."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from conf.errors import UserError
+from conf.schema import RunConfig
+from data.prompts import load_prompts, stratified
+from data.turns import first_turn
+from inference.acceptance import Counts, forecast_length
+from inference.batch import Batch, make_batch
+from inference.decode import Decoder, Request, Result
+from inference.drafters.base import Drafter
+from inference.drafters.hybrid import HybridDrafter
+from inference.parity import check_parity
+from inference.target import Target
+
+from .objectives import Comparison
+from .progress import decimals
+from .step import Sums, count_positions
+from .teacher import TargetTeacher
+
+PARITY_PROMPTS = 3  # decoded one by one
+ROWS = 4  # of a held-out batch: bounds the memory of its logits
+
+
+@dataclass
+class Validation:
+    """One validation. tau: mean acceptance length live-decoded at temperature 0, bonus included, mean over
+    categories; forecast_tau: from the trained drafter's teacher-forced argmax agreement, without lookup;
+    mismatches: tokens that differ from the plain answers, of `tokens`."""
+
+    step: int
+    tau: float
+    tau_by_category: dict[str, float]
+    forecast_tau: float
+    alpha_per_pos: list[float]
+    agreement_per_pos: list[float]
+    conditional_agreement_per_pos: list[float]
+    mismatches: int
+    tokens: int
+    parity_max_abs_difference: float
+    parity_bound: float
+
+    def line(self) -> str:
+        """For people."""
+        return (
+            f"validation at step {self.step}: live τ {self.tau:.3f} (bonus included), forecast of the trained part "
+            f"{self.forecast_tau:.3f}; α {decimals(self.alpha_per_pos)}, agreement "
+            f"{decimals(self.agreement_per_pos)}; {self.mismatches} of {self.tokens} tokens differ from plain "
+            f"decoding; parity: max |Δlogit| {self.parity_max_abs_difference:.1e} (bound {self.parity_bound:.1e})"
+        )
+
+
+class Validator:
+    """Decodes the choosing prompts plainly once; every validation compares with those answers."""
+
+    def __init__(self, cfg: RunConfig, target: Target) -> None:
+        """Raises UserError when no choosing prompt has an answer of two tokens or more."""
+        self.cfg, self.target = cfg, target
+        self.requests = choose_requests(cfg, target)
+        plain = Decoder(target, None, batch=len(self.requests), keep_hidden=True).generate(self.requests)
+        self.answers = [result.tokens for result in plain]
+        self.batches = held_out_batches(plain)
+        self.parity_prompts = [request.prompt for request in self.requests[:PARITY_PROMPTS]]
+
+    def validate(self, step: int, drafter: Drafter) -> Validation:
+        """Measure `drafter`. Raises UserError when its decode logits are not its training logits."""
+        drafter.eval()
+        with torch.no_grad():
+            sums, conditional = self._teacher_forced(drafter)
+            results = self._live(drafter)
+        gamma = self.cfg.drafter.num_spec_tokens
+        parity = check_parity(self.target, alone(drafter), self.parity_prompts, num_spec_tokens=gamma)
+        drafter.train()
+        if not parity.ok:
+            raise UserError(
+                f"step {step}: the drafter's logits inside the decoding loop differ from its training forward by "
+                f"{parity.max_abs_difference:.2e} (bound {parity.bound:.2e}) over {parity.positions} positions; "
+                "what was trained is not what would be served: please report this as a bug"
+            )
+        taus = tau_by_category(results)
+        metrics = sums.metrics()
+        return Validation(
+            step=step,
+            tau=sum(taus.values()) / len(taus),
+            tau_by_category=taus,
+            forecast_tau=forecast_length(
+                (conditional * gamma if len(conditional) == 1 else conditional)[:gamma]
+            ),
+            alpha_per_pos=metrics["alpha_per_pos"],
+            agreement_per_pos=metrics["agreement_per_pos"],
+            conditional_agreement_per_pos=conditional,
+            mismatches=sum(mismatches(r.tokens, a) for r, a in zip(results, self.answers, strict=True)),
+            tokens=sum(map(len, self.answers)),
+            parity_max_abs_difference=parity.max_abs_difference,
+            parity_bound=parity.bound,
+        )
+
+    def _live(self, drafter: Drafter) -> list[Result]:
+        gamma, batch = self.cfg.drafter.num_spec_tokens, len(self.requests)
+        return Decoder(self.target, drafter, batch=batch, num_spec_tokens=gamma).generate(self.requests)
+
+    def _teacher_forced(self, drafter: Drafter) -> tuple[Sums, list[float]]:
+        """Sums over the held-out rows, and the agreement at each position given that all earlier ones agree."""
+        teacher = TargetTeacher(self.target, drafter.draft_ids)
+        sums = Sums.zeros(drafter.num_steps, self.target.device)
+        chains = torch.zeros(2, drafter.num_steps, device=self.target.device)
+        for batch in self.batches:
+            batch = batch.to(self.target.device)
+            logits = drafter.train_logits(batch)
+            span = slice(0, logits.shape[1])
+            comparison = Comparison(logits, teacher.at(batch, teacher.norms(batch), span, logits.shape[2]))
+            mask = batch.supervised(logits.shape[2])
+            count_positions(sums, comparison, -comparison.log_alpha, mask)
+            chains += conditional_counts(comparison.agreement, mask)
+        return sums, (chains[1] / chains[0].clamp(min=1)).tolist()
+
+
+def alone(drafter: Drafter) -> Drafter:
+    """The trained drafter without the lookup in front of it."""
+    return drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+
+
+def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:
+    """The first turns of the stratified choosing prompts, as requests with their category in `meta`."""
+    prompts = [p for p in load_prompts(["builtin"]) if p.split == "choose"]
+    return [
+        Request(
+            list(first_turn(target.text, p).ids),
+            key=p.digest,
+            max_new_tokens=cfg.checkpoint.choose_tokens,
+            meta=p.category,
+        )
+        for p in stratified(prompts, cfg.checkpoint.choose_prompts, seed=0)
+    ]
+
+
+def held_out_batches(results: Sequence[Result]) -> list[Batch]:
+    """Plain greedy answers and their hidden states as batches of a few rows, similar lengths together."""
+    usable = sorted((r for r in results if len(r.tokens) >= 2), key=lambda r: len(r.tokens))
+    if not usable:
+        raise UserError(
+            "the target answers every held-out prompt with a single token: nothing can be drafted"
+        )
+    return [_batch(usable[start : start + ROWS]) for start in range(0, len(usable), ROWS)]
+
+
+def _batch(results: Sequence[Result]) -> Batch:
+    hidden = [r.hidden for r in results if r.hidden is not None]
+    return make_batch([r.request.prompt for r in results], [r.tokens for r in results], hidden)
+
+
+def conditional_counts(agreement: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """[2, K]: chains that reach position k with all earlier positions agreeing, and that agree there too."""
+    agreed = (agreement | ~mask).long().cumprod(dim=-1).bool()
+    reached = torch.cat([torch.ones_like(agreed[..., :1]), agreed[..., :-1]], dim=-1) & mask
+    return torch.stack([reached.sum(dim=(0, 1)), (reached & agreement).sum(dim=(0, 1))]).float()
+
+
+def tau_by_category(results: Sequence[Result]) -> dict[str, float]:
+    """Mean acceptance length of each category; single-token answers have no round and are left out."""
+    counts: dict[str, Counts] = defaultdict(Counts)
+    for result in results:
+        if result.rounds:
+            counts[str(result.request.meta)].add(result.rounds)
+    return {name: c.mean_acceptance_length for name, c in sorted(counts.items())} or {"all": 1.0}
+
+
+def mismatches(tokens: Sequence[int], answer: Sequence[int]) -> int:
+    """Tokens at or after the first divergence: 0 when both are equal."""
+    same = next(
+        (i for i, (a, b) in enumerate(zip(tokens, answer, strict=False)) if a != b),
+        min(len(tokens), len(answer)),
+    )
+    return max(len(tokens), len(answer)) - same
