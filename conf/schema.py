@@ -203,6 +203,7 @@ class DataConfig:
     features: Features = Features.cache
     max_disk: str = "2GB"  # cached hidden states above this are refused
     store: str | None = None  # an existing store folder; default: run_dir/store
+    repair: bool = False  # drop damaged shards; only their rows are collected again
 
     def __post_init__(self) -> None:
         require(len(self.sources) > 0 or self.self_written > 0, "data.sources", self.sources, "at least one")

@@ -6,9 +6,9 @@ first turn is the same but for case and punctuation.
 
 Instructions ("Read these passages and answer the question at the end ...") are shared by prompts that have
 nothing else in common, and must not count. An instruction is known by what follows it: the words that start
-(or end) a turn, at most 40, after which texts of at least 4 families go on in at least 4 ways. A shared n-gram counts
-only when most of its words lie outside the held-out turn's instruction, and a follow-up turn that comes after
-4 different first turns does not count at all.
+(or end) a turn, at most 40, after which texts of at least 4 families go on in at least 4 ways. A shared
+n-gram counts only when most of its words lie outside the held-out turn's instruction, and a follow-up turn
+that comes after 4 different first turns does not count at all.
 """
 
 import re

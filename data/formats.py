@@ -112,14 +112,14 @@ def _pair(message: Any, name: str, role: str, content: str, where: str, i: int) 
 
 
 def _conversation(form: str, said: list[tuple[str, str, int]], row: Row, where: str) -> Conversation:
-    """Turns and answers in alternation. A greeting by the assistant before the first user turn is left out."""
+    """Turns and answers in alternation; what the assistant says before the first user turn is left out."""
     system = _text(row, "system", where)
     turns: list[str] = []
     answers: list[str] = []
     for role, text, i in said:
         if role == SYSTEM:
             if turns or answers:
-                raise UserError(f"{where}: message {i} is a system message after the first turn; put it first")
+                raise UserError(f"{where}: message {i} is a system message; it must come first")
             system = text
         elif role == USER and len(turns) == len(answers):
             turns.append(text)
@@ -129,8 +129,8 @@ def _conversation(form: str, said: list[tuple[str, str, int]], row: Row, where: 
             answers.append(text)
         elif turns:
             answers[-1] += "\n\n" + text
-    if not any(turn.strip() for turn in turns):
-        raise UserError(f"{where}: no user turn with any text in it")
+    if not turns or not all(turn.strip() for turn in turns):
+        raise UserError(f"{where}: no user turn, or one without any text")
     return Conversation(form, tuple(turns), tuple(answers), system or None)
 
 

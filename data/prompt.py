@@ -11,7 +11,7 @@ SPLITS: tuple[str, ...] = get_args(Split)
 
 # The split is a function of the text and of these three numbers alone: changing one moves prompts between
 # training and reporting. The salt is one with which every built-in category has enough in each part.
-SPLIT_SALT = "draftsmith-359"
+SPLIT_SALT = "draftsmith-760"
 TRAIN_SHARE = 0.70
 CHOOSE_SHARE = 0.12  # the rest is for reporting
 

@@ -35,10 +35,10 @@ def load_prompts(
     split: Split | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Prompt]:
-    """The prompts of all sources without duplicates: of one split, or all; `limit` of them, even over categories.
+    """The prompts of all sources without duplicates, of `split` or all: `limit` of them, spread evenly.
 
-    A source is `builtin`, `templated`, `hub:org/name[@revision][:split]` or a JSONL, Parquet or CSV file; what
-    form the rows of a data set have is detected and said in one line. Raises UserError naming file and line.
+    A source is `builtin`, `templated`, `hub:org/name[@revision][:split]` or a JSONL, Parquet or CSV file; the
+    form of a data set's rows is detected and said in one line. Raises UserError naming file and line.
     """
     prompts = [prompt for source in sources for prompt in _read(source, limit, seed, say)]
     prompts = [prompt for prompt in unique(prompts) if split in (None, prompt.split)]
@@ -46,7 +46,7 @@ def load_prompts(
 
 
 def spec_bench_prompts(path: str | Path) -> list[Prompt]:
-    """Spec-Bench's question.jsonl, for reporting only: `category` is its group, `subcategory` its own category.
+    """Spec-Bench's question.jsonl, for reporting only; `category` is its group, `subcategory` its own one.
 
     Raises UserError: not a file of that form, or a category that Spec-Bench does not have.
     """
@@ -56,8 +56,8 @@ def spec_bench_prompts(path: str | Path) -> list[Prompt]:
         if fine not in MULTI_TURN and fine not in SPEC_BENCH_GROUPS:
             raise UserError(f"{where}: {fine!r} is not a category of Spec-Bench; give its question.jsonl")
         group = "multi_turn" if fine in MULTI_TURN else fine
-        turns = read_row(row, where).turns
-        prompts.append(Prompt(f"spec_bench-{row.get('question_id')}", group, "spec_bench", turns, subcategory=fine))
+        name, turns = f"spec_bench-{row.get('question_id')}", read_row(row, where).turns
+        prompts.append(Prompt(name, group, "spec_bench", turns, subcategory=fine))
     if not prompts:
         raise UserError(f"{path} has no prompts in it; give the question.jsonl of Spec-Bench")
     return prompts
@@ -76,13 +76,12 @@ def _read(source: str, limit: int | None, seed: int, say: Callable[[str], None])
 
 def _from_rows(source: str, rows: Iterator[PlacedRow], say: Callable[[str], None]) -> list[Prompt]:
     forms: Counter[str] = Counter()
-    prompts = []
+    prompts: list[Prompt] = []
     for where, row in rows:
-        found = read_row(row, where)
-        forms[found.form] += 1
-        prompts.append(
-            Prompt(_id_of(row, source, len(prompts)), _category_of(row), source, found.turns, found.system, found.answers)
-        )
+        said = read_row(row, where)
+        forms[said.form] += 1
+        name = _id_of(row, source, len(prompts))
+        prompts.append(Prompt(name, _category_of(row), source, said.turns, said.system, said.answers))
     if not prompts:
         raise UserError(f"{source} has no prompts in it; add rows, or take it out of data.sources")
     say(f"{source}: " + ", ".join(f"{count:,} rows in {form} form" for form, count in forms.items()))

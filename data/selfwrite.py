@@ -29,7 +29,7 @@ RESIDUE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 ANSWER = re.compile(
-    r"\s*(sure|certainly|of course|absolutely|as an ai|i'm sorry|i am sorry|sorry, |here is |here's |here are )"
+    r"\s*(sure|certainly|of course|absolutely|as an ai|i'm sorry|i am sorry|sorry, |here (is|are) |here's )"
     r"(?!.*\?\s*$)",
     re.IGNORECASE | re.DOTALL,
 )
@@ -38,7 +38,7 @@ ANSWER = re.compile(
 def filter_self_written(texts: Iterable[str], seen: set[str]) -> list[str]:
     """The usable texts, stripped, in order; none is a near-duplicate of another or of `seen`.
 
-    `seen` holds normalised texts and grows by those that are kept, so that it can be passed on with the next batch.
+    `seen` holds normalised texts and grows by those that are kept: it is handed on with the next batch.
     """
     known = _Known(seen)
     kept = []
@@ -50,7 +50,7 @@ def filter_self_written(texts: Iterable[str], seen: set[str]) -> list[str]:
 
 
 def is_usable(text: str) -> bool:
-    """Whether a text looks like a request: of sensible length, printable, not looping, no template or answer in it."""
+    """Whether a text looks like a request: of sensible length, printable, no loop, template or answer."""
     words = words_of(text)
     return (
         MIN_WORDS <= len(words) <= MAX_WORDS
@@ -64,7 +64,8 @@ def is_usable(text: str) -> bool:
 
 def _is_printable(text: str) -> bool:
     """No control, private or unassigned characters, and no sign of a broken byte sequence."""
-    return "\ufffd" not in text and not any(unicodedata.category(c)[0] == "C" and c not in "\n\t\u200d" for c in text)
+    odd = (c for c in text if unicodedata.category(c)[0] == "C" and c not in "\n\t\u200d")
+    return "\ufffd" not in text and next(odd, None) is None
 
 
 def _loops(text: str, words: Words) -> bool:
@@ -106,7 +107,8 @@ class _Known:
         """[BANDS, ROWS] minima of multiply-shift hashes over the shingles."""
         values = np.array([zlib.crc32(" ".join(s).encode()) for s in shingles], dtype=np.uint64)  # [S]
         hashes = (self._factors * values + self._offsets) >> np.uint64(32)  # [BANDS * ROWS, S], modulo 2^64
-        return hashes.min(axis=1).reshape(BANDS, ROWS)
+        minima: NDArray[np.uint64] = hashes.min(axis=1).reshape(BANDS, ROWS)
+        return minima
 
 
 def _jaccard(a: frozenset[Words], b: frozenset[Words]) -> float:

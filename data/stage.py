@@ -18,6 +18,7 @@ from .manifest import NAME
 from .prefill import prefill
 from .price import check_price
 from .progress import CollectionProgress, format_bytes
+from .prompt import Prompt
 from .selection import training_prompts
 from .store import Store
 from .writer import ShardWriter
@@ -101,7 +102,7 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
                     f"{store.num_rows:,} rows are kept in {path}; the same command goes on from there"
                 ) from stop
             if not store.num_rows:
-                raise UserError(f"nothing was collected ({skipped}): check data.sources and data.max_prompt_tokens")
+                raise UserError(f"nothing was collected ({skipped}): check data.sources, data.max_prompt_tokens")
             store.update(
                 complete=collection_digest(cfg), settings={"data": plain(cfg.data), "versions": versions()}
             )
@@ -119,11 +120,12 @@ def _fill(store: Store, target: Target, cfg: RunConfig) -> Skipped:
         keep = cfg.data.features is Features.cache and not stream.startswith("requests")
         return Decoder(target, None, batch=cfg.data.batch, seed=seed, keep_hidden=keep)
 
-    prompts = training_prompts(cfg)
+    own: list[Prompt] = []
     if cfg.data.self_written:
-        prompts += write_requests(store, target.text, make_decoder, cfg.data)
+        own = write_requests(store, target.text, make_decoder, cfg.data)
+    prompts = training_prompts(cfg, own)
     if not prompts:
-        raise UserError("data.sources gave no training prompt; name other sources, or set data.self_written")
+        raise UserError("there is no training prompt: name other data.sources, or set data.self_written")
     writer = ShardWriter(store)
     with CollectionProgress(cfg.data.response_tokens, store.num_response_tokens) as progress:
         if cfg.data.mode is DataMode.prefill:

@@ -21,8 +21,8 @@ def file_rows(path: Path) -> Iterator[PlacedRow]:
     Raises UserError: missing, of another kind, not UTF-8, or a line that does not parse (named).
     """
     if not path.is_file():
-        what = "is a folder, not a file" if path.is_dir() else "does not exist"
-        raise UserError(f"prompt file {path} {what}; data.sources takes files ({SUFFIXES}), builtin, templated, hub:org/name")
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise UserError(f"prompt file {path} {what}; name a {SUFFIXES} file or a hub:org/name")
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return _jsonl_rows(path)
     if path.suffix == ".parquet":
@@ -33,7 +33,7 @@ def file_rows(path: Path) -> Iterator[PlacedRow]:
 
 
 def hub_rows(source: str, most: int | None) -> Iterator[PlacedRow]:
-    """The rows of `org/name[@revision][:split]` (split: train), `most` at most, then without a whole download.
+    """The rows of `org/name[@revision][:split]` (split: train); with `most`, only so many are downloaded.
 
     Raises UserError when the hub, the revision or the split can't be had.
     """
@@ -42,7 +42,9 @@ def hub_rows(source: str, most: int | None) -> Iterator[PlacedRow]:
     rest, _, split = source.partition(":")
     name, _, revision = rest.partition("@")
     try:
-        rows = datasets.load_dataset(name, revision=revision or None, split=split or "train", streaming=most is not None)
+        rows = datasets.load_dataset(
+            name, revision=revision or None, split=split or "train", streaming=most is not None
+        )
         for i, row in enumerate(islice(rows, most)):
             yield f"hub:{source}, row {i + 1}", cast(dict[str, Any], row)
     except Exception as error:
@@ -70,9 +72,10 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
         row = json.loads(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise UserError(f"{where}: not UTF-8 (byte {error.start + 1}); save the file as UTF-8") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        what = f"{error.msg}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "nested too deep"
-        raise UserError(f"{where}: not valid JSON ({what})") from error
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not valid JSON ({error.msg}, column {error.colno})") from error
+    except RecursionError as error:
+        raise UserError(f"{where}: not valid JSON (nested too deep)") from error
     if not isinstance(row, dict):
         raise UserError(f"{where}: a line must hold one JSON object, with a field such as prompt or messages")
     return row
@@ -89,7 +92,7 @@ def _parquet_rows(path: Path) -> Iterator[PlacedRow]:
                 number += 1
                 yield f"{path}, row {number}", row
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not a Parquet file that can be read: {str(error).splitlines()[0]}") from error
+        raise UserError(f"{path} is not readable as Parquet: {str(error).splitlines()[0]}") from error
 
 
 def _csv_rows(path: Path) -> Iterator[PlacedRow]:
@@ -99,9 +102,11 @@ def _csv_rows(path: Path) -> Iterator[PlacedRow]:
             for row in reader:
                 where = f"{path}, line {reader.line_num}"
                 if None in row or None in row.values():
-                    raise UserError(f"{where}: {len(reader.fieldnames or ())} columns in the header, but not in this row")
-                yield where, {key: value or None for key, value in row.items()}
+                    columns = len(reader.fieldnames or ())
+                    raise UserError(f"{where}: the header has {columns} columns, this row has not")
+                yield where, dict(row)
         except UnicodeDecodeError as error:
-            raise UserError(f"{path}: not UTF-8 after line {reader.line_num}; save the file as UTF-8") from error
+            where = f"{path}, after line {reader.line_num}"
+            raise UserError(f"{where}: not UTF-8; save the file as UTF-8") from error
         except csv.Error as error:
             raise UserError(f"{path}, line {reader.line_num}: not valid CSV ({error})") from error

@@ -3,14 +3,14 @@
 A group has `shapes` (a user turn, or a list of turns) with slots in braces, `slots` (name -> possible texts)
 and a `seed`: what the prompts of one family have in common.
 
-    "seed": "shape"                     the shape itself (a word problem with other numbers is the same problem)
-    "seed": "group"                     the whole group (one invented article with interchangeable sentences)
-    "seed": "topic"                     the value of that slot
-    "seed": {"rows": [files], "where": {field: value}}   hand-written content, with its family
+    "seed": "shape"     the shape itself (a word problem with other numbers is the same problem)
+    "seed": "group"     the whole group (one invented article with interchangeable sentences)
+    "seed": "topic"     the value of that slot
+    "seed": {"rows": [files], "where": {field: value}}      hand-written content, with its family
 
 Slots: {topic} a text of slots, of the seed or of pools.json; {name2} another one of `name`; {topic^} with a
-capital letter; {n:2..9} or {n:10..90..10} a number; {t=a*b} or {t=a*3..9} a product. A name has one value in a
-prompt. A slot {"same_split": field} is that field of another row of the same split.
+capital letter; {n:2..9} or {n:10..90..10} a number; {t=a*b} or {t=a*3..9} a product. A name has one value
+in a prompt. A slot {"same_split": field} is that field of another row of the same split.
 """
 
 import json
@@ -50,9 +50,9 @@ class Group:
 
 
 def templated_prompts(count: int, seed: int) -> list[Prompt]:
-    """`count` distinct prompts, even over categories, none of them hand-written; a larger count starts with the same.
+    """`count` distinct prompts, even over categories, none of them hand-written.
 
-    Raises UserError when a category can't give that many.
+    A larger count starts with the same ones. Raises UserError when a category can't give that many.
     """
     streams = [_stream(category, seed) for category in CATEGORIES]
     try:
@@ -71,7 +71,7 @@ def groups(category: str) -> tuple[Group, ...]:
 def fill(group: Group, shape: tuple[str, ...], content: Content, rng: random.Random) -> tuple[str, ...]:
     """The shape's turns with every slot filled."""
     filler = _Filler(group, content, rng)
-    return tuple(filler.expand(turn) for turn in shape)
+    return tuple(filler.expand(turn).strip() for turn in shape)
 
 
 def _stream(category: str, seed: int) -> Iterator[Prompt]:
@@ -102,8 +102,8 @@ def _group(raw: dict[str, Any]) -> Group:
 
 def _contents(raw: dict[str, Any]) -> Iterator[Content]:
     match raw["seed"]:
-        case {"rows": files, **rest}:
-            where = rest.get("where", {})
+        case {"rows": files}:
+            where = raw["seed"].get("where", {})
             for row in (row for name in files for row in read_rows(name)):
                 if all(row[key] == value for key, value in where.items()):
                     yield from (Content(_without_target(v), family_of(v) or "") for v in contents(row))
@@ -134,7 +134,7 @@ class _Filler:
         self.bound: dict[str, str] = {}
 
     def expand(self, text: str) -> str:
-        """`text` with all slots filled; numbers are drawn first, since products may stand before their factors."""
+        """`text` with all slots filled; numbers are drawn first: a product may stand before its factors."""
         for match in SLOT.finditer(text):
             name, _, low, high, step, *_ = match.groups()
             if low and name not in self.bound:
@@ -166,7 +166,7 @@ class _Filler:
         return self.expand(self.rng.choice(options))
 
     def _from_same_split(self, field: str) -> str:
-        """A field of another row: what is held out must not enter training as a distraction either."""
+        """A field of another row, empty if there is none: what is held out must not enter training this way."""
         split = split_of((self.content.family,))
         others = [c for c in self.group.contents if c.family != self.content.family]
-        return self.rng.choice([c.values[field] for c in others if split_of((c.family,)) == split])
+        return self.rng.choice([c.values[field] for c in others if split_of((c.family,)) == split] or [""])

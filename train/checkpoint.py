@@ -115,16 +115,12 @@ class Checkpoints:
         own = _own_tensors(module)
         for name in sorted(stored.keys() | own.keys()):
             if name not in own or name not in stored or stored[name].shape != own[name].shape:
-                raise UserError(
-                    f"{self.path(step)}: tensor {name} does not fit this drafter; use another run_dir"
-                )
+                raise UserError(f"{self.path(step)}: tensor {name} does not fit this drafter; use another run_dir")
         with torch.no_grad():
             for name, tensor in own.items():
                 tensor.copy_(stored[name])
 
-    def load(
-        self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, rank: int
-    ) -> dict[str, Tensor]:
+    def load(self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Tensor]:
         """Restore weights and optimiser; returns this rank's random states, to be set last."""
         self.load_weights(step, module)
         set_optimizer_tensors(optimizer, load_file(self.path(step) / "optimizer.safetensors"))
@@ -143,11 +139,7 @@ class Checkpoints:
     def last_good(self) -> str:
         """For messages: where the newest checkpoint is."""
         steps = self.steps()
-        return (
-            f"the last good checkpoint is {self.path(steps[-1])}"
-            if steps
-            else "no checkpoint was written yet"
-        )
+        return f"the last good checkpoint is {self.path(steps[-1])}" if steps else "no checkpoint was written yet"
 
     def _damage(self, step: int) -> str | None:
         try:

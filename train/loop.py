@@ -183,9 +183,7 @@ class Trainer:
     def _start_wandb(self) -> Wandb:
         off = not self.main
         cfg = self.cfg.tracking
-        return Wandb(
-            "off" if off else cfg.wandb, cfg.project, self.run_dir, self.cfg.name, self.state.identity
-        )
+        return Wandb("off" if off else cfg.wandb, cfg.project, self.run_dir, self.cfg.name, self.state.identity)
 
     def _close(self) -> None:
         self.display.close()

@@ -19,16 +19,12 @@ def build_optimizer(module: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
     """
     trainable = [p for p in module.parameters() if p.requires_grad]
     if not trainable:
-        raise UserError(
-            "the drafter has no trainable parameter: choose another drafter.kind, or don't train it"
-        )
+        raise UserError("the drafter has no trainable parameter: choose another drafter.kind, or don't train it")
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": cfg.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1])
-    )
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]))
 
 
 def learning_rate(step: int, total: int, cfg: OptimConfig) -> float:

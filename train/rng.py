@@ -49,9 +49,7 @@ def _set_numpy_state(packed: bytes) -> None:
 
 def _python_state() -> Tensor:
     _, words, gauss = random.getstate()
-    return _bytes(
-        struct.pack(PYTHON_GAUSS, gauss is not None, gauss or 0.0) + np.asarray(words, "<u4").tobytes()
-    )
+    return _bytes(struct.pack(PYTHON_GAUSS, gauss is not None, gauss or 0.0) + np.asarray(words, "<u4").tobytes())
 
 
 def _set_python_state(packed: bytes) -> None:

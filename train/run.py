@@ -11,7 +11,7 @@ from torch import Tensor
 
 from conf.digest import digest_of, plain
 from conf.errors import UserError
-from conf.paths import read_json, run_dir, timed
+from conf.paths import read_json, record, run_dir, timed
 from conf.schema import DrafterConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
@@ -23,6 +23,7 @@ from inference.target import Target
 
 from .checkpoint import flatten
 from .loop import Trainer, make_accelerator
+from .rng import seed_everything
 from .validate import Validator
 from .vocab import choose_vocab
 
@@ -44,6 +45,7 @@ def run(cfg: RunConfig) -> None:
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
     """A drafter without weights is ready at once."""
+    record(cfg, path)
     with timed(path, "train") as figures:
         figures |= {"steps": 0, "best": None}
         save_drafter(path / "drafter", build(cfg.drafter, target), cfg.drafter, target)
@@ -57,7 +59,10 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         if accelerator.is_main_process:
             print(f"{path / 'drafter'} is trained with these settings already", flush=True)
         return
+    if accelerator.is_main_process:
+        record(cfg, path)
     with measured(path, accelerator) as figures:
+        seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, store)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
@@ -84,9 +89,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
     target = trainer.distillation.target
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, {"training": figures})
     if untrained is not None and best["tau"] <= untrained:
-        print(
-            f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True
-        )
+        print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
     return {**figures, "earlier_s": trainer.earlier_seconds}
 
 
@@ -125,9 +128,7 @@ def make_drafter(cfg: RunConfig, target: Target, store: Store) -> tuple[Drafter,
         return build(cfg.drafter, target, draft_vocabulary(cfg, target, store)), cfg.drafter
     drafter, found, _ = load_drafter(cfg.drafter.folder, target)
     if found.kind != cfg.drafter.kind:
-        raise UserError(
-            f"{cfg.drafter.folder} is a {found.kind} drafter; set drafter={found.kind} to go on with it"
-        )
+        raise UserError(f"{cfg.drafter.folder} is a {found.kind} drafter; set drafter={found.kind} to go on with it")
     return drafter, found
 
 

@@ -36,9 +36,7 @@ class TargetTeacher:
         self.ids = None if draft_ids is None else draft_ids.to(target.device)
         self.places = _places(self.ids, target.vocab_size, target.device)
         self._rows = None if self.ids is None else target.head_rows(self.ids)
-        self._known: dict[
-            str, Tensor
-        ] = {}  # row key -> [2, R_b] float64 on the CPU: log-normalisers, argmax ids
+        self._known: dict[str, Tensor] = {}  # row key -> [2, R_b] float64 on the CPU: log-normalisers, argmax ids
 
     @torch.no_grad()
     def norms(self, batch: Batch, remember: bool = False) -> Norms:

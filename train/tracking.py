@@ -74,9 +74,7 @@ class Wandb:
         except Exception as error:  # whatever W&B raises, training goes on
             self._run = None
             reason = (str(error).splitlines() or [type(error).__name__])[0]
-            print(
-                f"W&B failed to {what} ({reason}); training goes on, metrics.jsonl has everything", flush=True
-            )
+            print(f"W&B failed to {what} ({reason}); training goes on, metrics.jsonl has everything", flush=True)
 
 
 def wandb_mode(setting: str) -> str:

@@ -88,9 +88,7 @@ class Validator:
             step=step,
             tau=sum(taus.values()) / len(taus),
             tau_by_category=taus,
-            forecast_tau=forecast_length(
-                (conditional * gamma if len(conditional) == 1 else conditional)[:gamma]
-            ),
+            forecast_tau=forecast_length((conditional * gamma if len(conditional) == 1 else conditional)[:gamma]),
             alpha_per_pos=metrics["alpha_per_pos"],
             agreement_per_pos=metrics["agreement_per_pos"],
             conditional_agreement_per_pos=conditional,
@@ -126,16 +124,19 @@ def alone(drafter: Drafter) -> Drafter:
 
 
 def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:
-    """The first turns of the stratified choosing prompts, as requests with their category in `meta`."""
-    prompts = [p for p in load_prompts(["builtin"]) if p.split == "choose"]
-    return [
-        Request(
-            list(first_turn(target.text, p).ids),
-            key=p.digest,
-            max_new_tokens=cfg.checkpoint.choose_tokens,
-            meta=p.category,
+    """First turns of the built-in choosing prompts, even over categories (`meta`), no longer than training's.
+
+    Raises UserError when data.max_prompt_tokens leaves none.
+    """
+    prompts = {p: first_turn(target.text, p).ids for p in load_prompts(["builtin"], seed=0, split="choose")}
+    fitting = [p for p, ids in prompts.items() if len(ids) <= cfg.data.max_prompt_tokens]
+    if not fitting:
+        raise UserError(
+            f"no held-out prompt has at most data.max_prompt_tokens = {cfg.data.max_prompt_tokens} tokens: raise it"
         )
-        for p in stratified(prompts, cfg.checkpoint.choose_prompts, seed=0)
+    return [
+        Request(list(prompts[p]), p.digest, cfg.checkpoint.choose_tokens, meta=p.category)
+        for p in stratified(fitting, cfg.checkpoint.choose_prompts, seed=0)
     ]
 
 
@@ -143,9 +144,7 @@ def held_out_batches(results: Sequence[Result]) -> list[Batch]:
     """Plain greedy answers and their hidden states as batches of a few rows, similar lengths together."""
     usable = sorted((r for r in results if len(r.tokens) >= 2), key=lambda r: len(r.tokens))
     if not usable:
-        raise UserError(
-            "the target answers every held-out prompt with a single token: nothing can be drafted"
-        )
+        raise UserError("the target answers every held-out prompt with a single token: nothing can be drafted")
     return [_batch(usable[start : start + ROWS]) for start in range(0, len(usable), ROWS)]
 
 

@@ -8,9 +8,7 @@ from conf.errors import ConfigError
 PROMPT_SHARE = 0.1  # a token seen in a prompt counts this much of one seen in a response
 
 
-def choose_vocab(
-    response_counts: Tensor, prompt_counts: Tensor, size: int, must_have: set[int]
-) -> Tensor | None:
+def choose_vocab(response_counts: Tensor, prompt_counts: Tensor, size: int, must_have: set[int]) -> Tensor | None:
     """The `size` ids drafted most usefully, ascending int64 [D]; None (all V) when size is 0 or at least V.
 
     Ranked by response counts + 0.1 x prompt counts [V], ties and unseen ids by lowest id (byte-pair merges are

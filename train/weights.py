@@ -54,9 +54,7 @@ def _dpace(c: Comparison, mask: Tensor) -> Tensor:
     return reached.flip(-1).cumsum(dim=-1).flip(-1)
 
 
-def weighted_sum(
-    loss: Tensor, c: Comparison, supervision: Supervision, anchors: slice, cfg: ObjectiveConfig
-) -> Tensor:
+def weighted_sum(loss: Tensor, c: Comparison, supervision: Supervision, anchors: slice, cfg: ObjectiveConfig) -> Tensor:
     """sum s_b w_k l over the supervised positions of `anchors`; loss [B, a, K] -> scalar, not yet divided by N."""
     mask = supervision.mask[:, anchors]
     weights = position_weights(cfg.position_weights, c, mask)

@@ -57,10 +57,10 @@ class Drafter(nn.Module, ABC):
     def start(self, batch: int) -> Any:
         """Decoding state for `batch` rows."""
 
-    def admit(self, state: Any, rows: Sequence[int]) -> None:  # noqa: B027 (stateless kinds need nothing)
+    def admit(self, state: Any, rows: Sequence[int]) -> None:
         """Forget what `state` holds of `rows`: new requests take their places."""
 
-    def select(self, state: Any, rows: Sequence[int]) -> None:  # noqa: B027
+    def select(self, state: Any, rows: Sequence[int]) -> None:
         """Keep only `rows` of `state`, in this order."""
 
     @abstractmethod

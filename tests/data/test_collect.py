@@ -1,4 +1,4 @@
-"""Collection: what the target emitted is what is stored; an interrupted collection ends with the same rows."""
+"""Collection: what the target emitted is what is stored, also after an interruption."""
 
 import io
 import signal

@@ -108,7 +108,9 @@ def make_trainer(store: Store, tiny_target: Target, accelerator: Accelerator) ->
         drafter = build(cfg.drafter, tiny_target, VOCAB_IDS)
         for module in drafter.modules():
             if isinstance(module, torch.nn.Linear):
-                module.register_forward_hook(lambda m, _, out: out + 1e-3 * torch.randn_like(out) if m.training else out)
+                module.register_forward_hook(
+                    lambda m, _, out: out + 1e-3 * torch.randn_like(out) if m.training else out
+                )
         loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed)
         return Trainer(cfg, run_dir, tiny_target, drafter, loader, accelerator, identity or {"seed": 0})
 

@@ -109,7 +109,9 @@ def test_a_truncated_checkpoint_is_never_picked_up(tmp_path: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("where", ["drafter.safetensors", "optimizer.safetensors", "rng-0.safetensors", "state.json"])
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_a_full_disk_keeps_the_last_good_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     checkpoints = save(tmp_path, 1)
     write = checkpoint.write_whole
 
@@ -133,7 +135,9 @@ def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:
     state = TrainState(identity=stored)
     check_identity(state, dict(stored), tmp_path)
     changed = {**stored, "optim.lr": 0.2, "target.weights_digest": "b" * 64}
-    with pytest.raises(UserError, match=r"optim\.lr \(checkpoint 0\.1, now 0\.2\), target\.weights_digest \(checkpoint aaaaaaaaaaaa…"):
+    with pytest.raises(
+        UserError, match=r"optim\.lr \(checkpoint 0\.1, now 0\.2\), target\.weights_digest \(checkpoint aaaaaaaaaaaa…"
+    ):
         check_identity(state, changed, tmp_path)
     with pytest.raises(UserError, match=r"drafter\.kind \(checkpoint None, now hydra\)"):
         check_identity(state, {**stored, "drafter.kind": "hydra"}, tmp_path)

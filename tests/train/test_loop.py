@@ -100,7 +100,9 @@ def test_a_signal_saves_and_says_how_to_resume(
     assert validator.asked == [s for s in (4, 8) if s > step + 1]
 
 
-def test_the_noise_of_the_forward_matters_to_these_tests(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
+def test_the_noise_of_the_forward_matters_to_these_tests(
+    tmp_path: Path, make_trainer: Any, fake_validator: Any
+) -> None:
     a, b = make_trainer(tmp_path / "a"), make_trainer(tmp_path / "b")
     b.cfg.seed = 1  # only the random generators differ, not the loader
     a.train(fake_validator)
@@ -124,7 +126,9 @@ def test_validations_and_the_best_checkpoint(tmp_path: Path, make_trainer: Any, 
     assert steps[-1]["loss"] < steps[0]["loss"]
 
 
-def test_the_best_survives_even_when_it_is_old(tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any) -> None:
+def test_the_best_survives_even_when_it_is_old(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any
+) -> None:
     cfg = config()
     cfg.checkpoint.validations, cfg.checkpoint.keep = 8, 1
     trainer = make_trainer(tmp_path, cfg)

@@ -98,9 +98,7 @@ def test_full_vocabulary_equals_the_definition(kind: ObjectiveKind) -> None:
     draft = torch.randn(ROWS, K, V, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
     cfg, ids = ObjectiveConfig(kind=kind), torch.arange(V)
     ours = objective(Comparison(draft, make_teacher(target, tokens, ids)), cfg)
-    expected = [
-        reference(kind, draft[r], target[r], ids.tolist(), tokens[r].tolist(), cfg) for r in range(ROWS)
-    ]
+    expected = [reference(kind, draft[r], target[r], ids.tolist(), tokens[r].tolist(), cfg) for r in range(ROWS)]
     assert ours.flatten().tolist() == pytest.approx([x for row in expected for x in row], abs=1e-12)
 
 
@@ -151,9 +149,7 @@ def test_alpha_is_one_and_the_losses_zero_when_q_is_p() -> None:
     assert c.log_alpha.exp() == pytest.approx(1.0, abs=1e-12)
     assert c.agreement.all()
     for kind in set(KINDS) - {ObjectiveKind.ce}:
-        assert objective(c, ObjectiveConfig(kind=kind)).flatten().tolist() == pytest.approx(
-            [0.0] * 15, abs=1e-12
-        )
+        assert objective(c, ObjectiveConfig(kind=kind)).flatten().tolist() == pytest.approx([0.0] * 15, abs=1e-12)
 
 
 def test_alpha_counts_the_mass_outside_as_rejected() -> None:

@@ -29,7 +29,9 @@ def distil(tiny_target: Target, accelerator: Accelerator) -> Callable[..., Disti
 
     def make(**settings: object) -> Distillation:
         torch.manual_seed(0)
-        drafter = build(HydraConfig(num_heads=STEPS, inner_size=16, lookup=True, draft_vocab_size=len(IDS)), tiny_target, IDS)
+        drafter = build(
+            HydraConfig(num_heads=STEPS, inner_size=16, lookup=True, draft_vocab_size=len(IDS)), tiny_target, IDS
+        )
         for parameter in drafter.parameters():
             parameter.data.add_(0.1 * torch.randn_like(parameter))
         optim = OptimConfig(clip=1e9)

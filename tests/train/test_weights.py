@@ -43,9 +43,7 @@ def test_dpace_equals_the_definition() -> None:
         length = int(mask[b, a].sum())
         q = c.logits[b, a].softmax(-1)
         tokens = c.teacher.tokens[b, a]
-        smooth = [
-            0.5 * (0.0 if t == OUTSIDE else float(q[k, t])) + 0.5 for k, t in enumerate(tokens.tolist())
-        ]
+        smooth = [0.5 * (0.0 if t == OUTSIDE else float(q[k, t])) + 0.5 for k, t in enumerate(tokens.tolist())]
         for j in range(length):
             expected = sum(math.prod(smooth[: m + 1]) for m in range(j, length))
             assert float(weights[b, a, j]) == pytest.approx(expected)

@@ -1,0 +1,60 @@
+"""`make distill`: collect -> train -> evaluate as processes over one run directory."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from .cli import INTERRUPTED
+from .paths import ROOT, record, run_dir
+from .schema import RunConfig
+
+STAGES = (("collect", "data"), ("train", "train"), ("evaluate", "eval"))
+
+
+def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
+    """Run every stage with the same overrides; each skips what is done and still valid.
+
+    Prints the path of report.json last. Exits with a stage's code when it fails (the stage said why).
+    """
+    path = run_dir(cfg).resolve()
+    record(cfg, path)
+    started = time.perf_counter()
+    for stage, package in STAGES:
+        print(f"== {stage}: {path}", flush=True)
+        code = run_stage(package, [*overrides, f"run_dir={quoted(path)}"], cfg)
+        if code != 0:
+            raise SystemExit(code)
+    print(f"distilled in {time.perf_counter() - started:.0f} s; the report is {path / 'report.html'}")
+    print(path / "report.json")
+
+
+def run_stage(package: str, overrides: Sequence[str], cfg: RunConfig) -> int:
+    """One stage as a process; several processes go through accelerate. Ctrl-C is passed on and waited for."""
+    command = [sys.executable, "-m", package, *overrides]
+    if package == "train" and cfg.launcher.num_processes > 1:
+        launch = ["-m", "accelerate.commands.launch", "--num_processes", str(cfg.launcher.num_processes)]
+        command = [sys.executable, *launch, "-m", package, *overrides]
+    process = subprocess.Popen(command, env=environment(cfg), cwd=ROOT)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()
+        return INTERRUPTED
+
+
+def environment(cfg: RunConfig) -> dict[str, str]:
+    """Threads, and waiting that does not spin: two spinning processes on the same cores stall each other."""
+    defaults = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
+    env = {**defaults, **os.environ}
+    if cfg.launcher.threads:
+        env["OMP_NUM_THREADS"] = str(cfg.launcher.threads)
+    return env
+
+
+def quoted(path: Path) -> str:
+    """A path as a Hydra value: quoted, so that spaces and '=' in it are not syntax."""
+    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

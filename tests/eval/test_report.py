@@ -1,0 +1,136 @@
+"""Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
+
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from conf.compose import load
+from eval.card import card_data, markdown, model_card, not_helping
+from eval.html import Trace, render, trace_section
+from eval.records import PromptRecord, temperature_name
+from eval.report import figures, finite, is_lossless, lossless_lines, print_table
+from inference.acceptance import Round
+
+
+def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
+    """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
+    hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
+    replays = {name: hopeless for name in ("ngram", "untrained", "trained_alone", "length-1", "length-2")}
+    tokens = list(range(9))
+    return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
+
+
+RECORDS = [
+    make_record("qa", "a", [Round([1, 2], 2, [1, 2, 3], "hydra"), *[Round([1, 2], 0, [9], "hydra")] * 5], 4.0),
+    make_record("qa", "b", [Round([1, 2], 1, [1, 9], "hydra")] * 4, 8.0),
+    make_record("rag", "c", [Round([1, 2], 2, [1, 2, 3], "lookup")] * 2 + [Round([1], 1, [1, 2], "")], 16.0),
+]
+
+
+@pytest.fixture
+def report() -> dict[str, Any]:
+    """A report of the three records, with made-up facts about the machine."""
+    cfg = load("evaluate", ["drafter=hydra"])
+    return finite(
+        {
+            **figures(RECORDS, 2, 1, cfg),
+            "target": {"id": "org/<target>", "tokenizer_digest": "d" * 8}, "versions": {"torch": "x"},
+            "drafter": {
+                "kind": "hydra", "num_spec_tokens": 2, "parameters": 7, "config": {"kind": "hydra"},
+            },
+            "machine": {"processor": "cpu", "threads": 2, "device": "cpu"},
+            "settings": {
+                "protocol": "p", "bench": {"acceptance": "exact"}, "objective": {"kind": "lk"},
+                "data": {"sources": ["builtin", "org/set", "/home/me/mine.jsonl"], "mode": "generate",
+                         "temperatures": [0.0]},
+            },
+            "lossless": {
+                "greedy": {"dtype": "float32", "prompts": 3, "identical": 2, "excused": 1},
+                "sampled": {"test": "G-test", "draws": 10, "p_value": 0.5},
+            },
+            "timing": {"setup_s": None, "collect_s": 60.0}, "memory": {"peak_bytes": 2 * 10**9},
+            "collect": {"tokens_per_s": None, "response_tokens": None},
+        }
+    )  # fmt: skip
+
+
+def test_acceptance_is_the_plain_mean_over_groups_of_emitted_by_rounds(report: dict[str, Any]) -> None:
+    entry = report["acceptance"]["builtin"]["t0"]
+    qa, rag = (8 + 8) / (6 + 4), 8 / 3
+    assert entry["by_category"]["qa"]["mean_acceptance_length"] == pytest.approx(qa)
+    assert entry["mean_acceptance_length"] == pytest.approx((qa + rag) / 2, abs=1e-6)
+    assert entry["draft_acceptance_rate"] == pytest.approx((2 + 4 + 4 + 1) / (12 + 8 + 5), abs=1e-6)
+    assert entry["acceptance_histogram"] == [5, 5, 3]
+    assert entry["acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 12], abs=1e-6)
+    assert entry["conditional_acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 7], abs=1e-6)
+    assert report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] == 1.0
+    assert report["baselines"]["ngram"]["builtin"]["t0"]["num_spec_tokens"] == 1
+
+
+def test_speed_sums_times_per_token_within_groups(report: dict[str, Any]) -> None:
+    speed = report["speed"]["builtin"]["t0"]
+    qa, rag = (1.0 + 1.0) / (0.5 + 1.0), 1.0 / 2.0
+    assert speed["by_category"]["qa"]["speedup"] == pytest.approx(qa, abs=1e-6)
+    assert speed["speedup"] == pytest.approx((qa + rag) / 2, abs=1e-6)
+    assert speed["baseline_tokens_per_s"] == 1.0
+    assert speed["tokens_per_s"] == pytest.approx(24 / 28, abs=1e-6)
+
+
+def test_temperatures_are_named_and_nan_becomes_null() -> None:
+    assert [temperature_name(t) for t in (0.0, 1.0, 0.6)] == ["t0", "t1", "t0.6"]
+    assert finite({"a": [float("nan"), (1.0, float("inf"))]}) == {"a": [None, [1.0, None]]}
+
+
+def test_the_verdict_and_its_lines(report: dict[str, Any]) -> None:
+    lossless = report["lossless"]
+    assert is_lossless(lossless)
+    assert "2 of 3 texts identical" in lossless_lines(lossless)[0]
+    lossless["greedy"]["excused"] = 0
+    assert not is_lossless(lossless)
+    assert "1 different" in lossless_lines(lossless)[0]
+    assert not is_lossless({"greedy": None, "sampled": {"p_value": 1e-5}})
+
+
+def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
+    console = Console(record=True, width=140)
+    print_table(report, console)
+    text = console.export_text()
+    assert "bonus included" in text and "2.13" in text and "trained_alone" in text
+
+
+def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
+    page = render(report, {}, [Trace("<title>", [("bonus", "<script>alert(1)</script>")])])
+    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "org/&lt;target&gt;" in page
+    assert "Not shown" in trace_section([])
+
+
+def test_lossy_acceptance_is_called_lossy_everywhere(report: dict[str, Any]) -> None:
+    report["settings"]["bench"]["acceptance"] = "typical"
+    console = Console(record=True, width=140)
+    print_table(report, console)
+    assert "LOSSY" in console.export_text()
+    assert "LOSSY" in render(report, {}, [])
+    assert model_card(report, base_model=None, license=None).text.count("LOSSY") >= 2
+
+
+def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
+    text = not_helping(report)
+    assert "builtin t0, rag: speed-up 0.50" in text
+    for entry in report["speed"]["builtin"]["t0"]["by_category"].values():
+        entry["speedup_ci95"] = [1.1, 1.2]
+    report["speed"]["builtin"]["t0"]["speedup_ci95"] = [1.05, 1.3]
+    assert "Every category's interval" in not_helping(report)
+
+
+def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None:
+    data = card_data(report, "org/target", "mit").to_dict()
+    assert data["base_model"] == "org/target" and data["base_model_relation"] == "adapter"
+    assert data["datasets"] == ["org/set"] and data["license"] == "mit"
+    results = data["model-index"][0]["results"]
+    assert {m["type"] for r in results for m in r["metrics"]} == {"mean_acceptance_length", "speedup"}
+    text = str(model_card(report, base_model=None, license=None))
+    assert "/home/me" not in text and "mine.jsonl" in text
+    assert "not run here" in text and "Hydra" in text
+    assert markdown(["a|b"], [["c|d"]]).count("\\|") == 2

@@ -1,0 +1,178 @@
+"""The whole evaluation on the tiny target: report.json's keys, skipping, resuming, the page, publishing."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+
+from conf.compose import load
+from conf.errors import UserError
+from conf.paths import read_json, write_json
+from eval import publish, stage
+from eval.records import Partial
+from inference.artifact import save_drafter
+from inference.drafters import build
+from inference.load import load_target
+
+SETTINGS = [
+    "experiment=tiny", "bench.prompts=7", "bench.sampled_prompts=3", "bench.max_new_tokens=20",
+    "bench.lossless_draws=2000", "bench.bootstrap=50",
+]  # fmt: skip
+
+
+def evaluate_config(folder: Path, name: str = "evaluate", *more: str) -> Any:
+    """A validated configuration of the tiny experiment in `folder`."""
+    return load(name, [*SETTINGS, f"run_dir={folder}", *more])
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory that was collected and trained (with hardly trained weights) and then evaluated."""
+    folder = tmp_path_factory.mktemp("run")
+    cfg = evaluate_config(folder)
+    target = load_target(cfg.target)
+    drafter = build(cfg.drafter, target, torch.arange(128))
+    save_drafter(folder / "drafter", drafter, cfg.drafter, target)
+    write_json(folder / "timing" / "collect.json", {"seconds": 3.0, "peak_bytes": 5, "tokens_per_s": 99.5})
+    stage.run(cfg)
+    return folder
+
+
+def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    assert {"target", "drafter", "machine", "versions", "settings"} <= report.keys()
+    sections = [report["acceptance"], *(report["baselines"][b] for b in ("ngram", "untrained", "trained_alone"))]
+    for section in sections:
+        for temperature in ("t0", "t1"):
+            entry = section["builtin"][temperature]
+            assert {
+                "num_spec_tokens", "mean_acceptance_length", "ci95", "draft_acceptance_rate",
+                "acceptance_rate_per_pos", "conditional_acceptance_rate_per_pos", "acceptance_histogram",
+                "by_category", "vllm_rules",
+            } <= entry.keys()  # fmt: skip
+            assert entry["ci95"][0] <= entry["mean_acceptance_length"] <= entry["ci95"][1]
+    speed = report["speed"]["builtin"]["t0"]
+    assert {"dtype", "batch", "baseline_tokens_per_s", "tokens_per_s", "speedup", "speedup_ci95"} <= speed.keys()
+    assert len(speed["by_category"]) == 7
+    assert report["timing"].keys() == {"setup_s", "collect_s", "train_s", "evaluate_s", "total_s"}
+    assert report["timing"]["collect_s"] == 3.0 and report["timing"]["train_s"] is None
+    assert report["memory"]["peak_bytes"] > 10**7
+    assert report["collect"]["tokens_per_s"] == 99.5
+
+
+def test_the_output_was_certified(run_folder: Path) -> None:
+    lossless = read_json(run_folder / "report.json")["lossless"]
+    greedy = lossless["greedy"]
+    assert greedy["prompts"] == 7 == greedy["identical"] + greedy["excused"]
+    assert lossless["sampled"]["draws"] >= 2000 and lossless["sampled"]["p_value"] > 1e-4
+
+
+def test_an_untrained_drafter_equals_its_untrained_self(run_folder: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    ours, fresh = report["acceptance"]["builtin"]["t0"], report["baselines"]["untrained"]["builtin"]["t0"]
+    assert ours["mean_acceptance_length"] == fresh["mean_acceptance_length"]
+    sweep = report["draft_length"]["builtin"]["t0"]
+    assert [p["num_spec_tokens"] for p in sweep] == [1, 2, 3, 4]
+    assert sweep[2]["mean_acceptance_length"] == ours["mean_acceptance_length"]
+
+
+def test_the_page_is_self_contained(run_folder: Path) -> None:
+    page = (run_folder / "report.html").read_text()
+    assert page.count("data:image/png;base64,") == 3
+    assert "http://" not in page and "https://" not in page
+    assert "class='bonus'" in page and "bonus included" in page
+
+
+def test_a_finished_evaluation_is_skipped_and_a_changed_one_is_not(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("evaluated again")
+
+    monkeypatch.setattr(stage, "evaluate", refuse)
+    stage.run(evaluate_config(run_folder))
+    assert capsys.readouterr().out.splitlines()[-1] == str(run_folder / "report.json")
+    with pytest.raises(AssertionError, match="evaluated again"):
+        stage.run(evaluate_config(run_folder, "evaluate", "bench.max_new_tokens=21"))
+
+
+def test_a_killed_evaluation_goes_on(run_folder: Path, tmp_path: Path) -> None:
+    partial = run_folder / "evaluate" / "partial.jsonl"
+    lines = partial.read_text().splitlines()
+    cut = tmp_path / "partial.jsonl"
+    cut.write_text("\n".join(lines[:4]) + "\n" + lines[4][:50])
+    digest = json.loads(lines[0])["digest"]
+    resumed = Partial(cut, digest)
+    assert [r.place for r in resumed.records] == [r.place for r in Partial(partial, digest).records[:3]]
+    assert resumed.seconds == resumed.records[-1].elapsed > 0
+    resumed.append(replace(resumed.records[0], key="another"))
+    assert len(Partial(cut, digest).records) == 4
+    assert Partial(cut, "of another drafter").records == []
+
+
+def test_another_verdict_than_lossless_fails_the_stage(run_folder: Path, tmp_path: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    report["lossless"]["greedy"]["identical"] -= 1
+    (tmp_path / "drafter").symlink_to(run_folder / "drafter")
+    cfg = evaluate_config(tmp_path)
+    report["digest"] = stage.evaluation_digest(cfg, stage.drafter_place(cfg))
+    write_json(tmp_path / "report.json", report)
+    with pytest.raises(UserError, match="NOT LOSSLESS"):
+        stage.run(cfg)
+
+
+def test_named_refusals(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no drafter in"):
+        stage.run(evaluate_config(tmp_path))
+    with pytest.raises(UserError, match="LOSSY"):
+        stage.run(evaluate_config(tmp_path, "evaluate", "bench.acceptance=typical"))
+
+
+def test_prompt_lookup_is_evaluated_without_a_folder(tmp_path: Path) -> None:
+    cfg = evaluate_config(tmp_path)
+    ngram = load("evaluate", ["target=tiny", "drafter=ngram"]).drafter
+    cfg = replace(cfg, drafter=ngram, bench=replace(cfg.bench, temperatures=[1.0], sampled_prompts=2))
+    stage.run(cfg)
+    report = read_json(tmp_path / "report.json")
+    assert report["lossless"]["greedy"] is None
+    assert report["baselines"].keys() == {"ngram"}
+    assert report["drafter"]["kind"] == "ngram"
+
+
+def test_publish_builds_the_folder_and_stops_without_a_token(
+    run_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish.run(evaluate_config(run_folder, "publish"))
+    assert "push=true" in capsys.readouterr().out
+    monkeypatch.setattr(publish, "get_token", lambda: None)
+    publish.run(evaluate_config(run_folder, "publish", "push=true", "repo_id=someone/drafter"))
+    assert "no Hugging Face token" in capsys.readouterr().out
+    hub = run_folder / "hub"
+    names = {path.name for path in hub.iterdir()}
+    assert {"README.md", "drafter.json", "drafter.safetensors", "report.json"} <= names
+    assert "speedup_by_category.png" in names
+    card = ModelCard.load(hub / "README.md")
+    metrics = {r.metric_type for r in card.data.eval_results or []}
+    assert metrics == {"mean_acceptance_length", "speedup"}
+    assert card.data.license == "apache-2.0"
+    for needed in ("Where it does not help", "bonus included", "draftsmith's own lossless loop", "tokenizer digest"):
+        assert needed in card.text
+    assert "vllm serve" not in card.text
+
+
+def test_publish_refuses_a_report_of_other_weights(run_folder: Path, tmp_path: Path) -> None:
+    cfg = evaluate_config(tmp_path, "publish")
+    with pytest.raises(UserError, match="no drafter"):
+        publish.run(cfg)
+    (tmp_path / "drafter").symlink_to(run_folder / "drafter")
+    with pytest.raises(UserError, match=r"no report\.json"):
+        publish.run(cfg)
+    report = read_json(run_folder / "report.json")
+    report["drafter"]["weights_digest"] = "0" * 64
+    write_json(tmp_path / "report.json", report)
+    with pytest.raises(UserError, match="other weights"):
+        publish.run(cfg)

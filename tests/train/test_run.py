@@ -1,0 +1,170 @@
+"""The stage from a store to a drafter folder, on the tiny target, with its real held-out prompts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState, GradientState
+
+from conf.errors import UserError
+from conf.schema import (
+    CheckpointConfig,
+    DataConfig,
+    HydraConfig,
+    NgramConfig,
+    OptimConfig,
+    RunConfig,
+    TargetConfig,
+    TrackingConfig,
+)
+from data.identity import store_identity
+from data.rows import Row
+from data.store import Store
+from inference.artifact import load_drafter, read_about
+from inference.decode import Decoder, Request
+from inference.load import load_target
+from inference.sampling import Sampling
+from inference.target import Target
+from train.run import run
+from train.validate import Validator, choose_requests, conditional_counts, mismatches
+
+VOCAB = 96
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerate() -> None:
+    """accelerate keeps its state in the process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+@pytest.fixture(scope="module")
+def target(tiny_text_folder: Path) -> Target:
+    return load_target(TargetConfig(id=str(tiny_text_folder), device="cpu"))
+
+
+def config(run_dir: Path, folder: Path, **changes: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "run_dir": str(run_dir),
+        "target": TargetConfig(id=str(folder), device="cpu"),
+        "drafter": HydraConfig(num_heads=3, draft_vocab_size=VOCAB, lookup=True, inner_size=32),
+        "data": DataConfig(max_prompt_tokens=400),
+        "optim": OptimConfig(lr=3e-3, batch_tokens=128, epochs=4),
+        "checkpoint": CheckpointConfig(validations=2, choose_prompts=4, choose_tokens=12),
+        "tracking": TrackingConfig(wandb="off"),
+    }
+    return RunConfig(**{**settings, **changes})
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, target: Target) -> Path:
+    """A run directory whose store holds 24 short answers of the tiny target."""
+    store = Store.create(tmp_path / "run" / "store", store_identity(target.identity, "cache", target.hidden_size))
+    prompts = [target.text.encode_chat([{"role": "user", "content": f"Strike {i} times."}]) for i in range(24)]
+    decoder = Decoder(target, None, batch=24, keep_hidden=True, sampling=Sampling(1.0))
+    results = decoder.generate([Request(p, max_new_tokens=24) for p in prompts])
+    store.append(
+        [
+            Row(f"k{i}", r.request.prompt, r.tokens, "qa", "test", {}, r.finish_reason, "generate", 0, f"d{i}")
+            for i, r in enumerate(results)
+        ],
+        [r.hidden for r in results if r.hidden is not None],
+    )
+    return tmp_path / "run"
+
+
+def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = config(run_dir, tiny_text_folder)
+    run(cfg)
+    out = capsys.readouterr().out.splitlines()
+    assert out[-1] == str(run_dir / "timing" / "train.json")
+    figures = json.loads(Path(out[-1]).read_text())
+    assert figures["steps"] > 4 and figures["positions_per_s"] > 0 and figures["peak_bytes"] > 0
+    assert figures["best"]["step"] > 0 and figures["untrained_tau"] >= 1.0
+    assert figures["best"]["parity_max_abs_difference"] <= figures["best"]["parity_bound"]
+    assert figures["best"]["mismatches"] == 0
+    drafter, _, about = load_drafter(run_dir / "drafter", target)
+    assert about["training"]["best"] == figures["best"]
+    assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
+    assert target.eos_ids <= set(drafter.draft_ids.tolist())
+    assert Validator(cfg, target).validate(0, drafter).tau == figures["best"]["tau"]
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
+    run(cfg)
+    out = capsys.readouterr().out.splitlines()
+    assert len(out) == 2 and "already" in out[0] and out[1].endswith("train.json")
+
+
+def test_other_settings_in_the_same_run_are_refused(run_dir: Path, tiny_text_folder: Path) -> None:
+    run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2)))
+    with pytest.raises(UserError, match=r"another configuration: optim\.lr \(checkpoint 0\.001, now 0\.5\)"):
+        run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2, lr=0.5)))
+
+
+def test_a_store_of_another_target_is_refused(run_dir: Path, tiny_text_folder: Path) -> None:
+    cfg = config(
+        run_dir, tiny_text_folder, target=TargetConfig(id=str(tiny_text_folder), dtype="float64", device="cpu")
+    )
+    with pytest.raises(UserError, match="dtype is float32 in the store, float64 now"):
+        run(cfg)
+
+
+def test_lookup_alone_needs_no_training(
+    tmp_path: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(tmp_path, tiny_text_folder, drafter=NgramConfig()))
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "timing" / "train.json")
+    assert read_about(tmp_path / "drafter")["drafter"]["kind"] == "ngram"
+    assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
+
+
+def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path, target: Target) -> None:
+    run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2)))
+    first = run_dir.parent / "first"
+    (run_dir / "drafter").rename(first)
+    again = HydraConfig(num_heads=3, draft_vocab_size=VOCAB, inner_size=32, lookup=True, folder=str(first))
+    cfg = config(run_dir.parent / "second", tiny_text_folder, drafter=again,
+                 optim=OptimConfig(batch_tokens=128, max_steps=2, lr=1e-9))  # fmt: skip
+    cfg.data.store = str(run_dir / "store")
+    run(cfg)
+    a, _, _ = load_drafter(first, target)
+    b, _, _ = load_drafter(run_dir.parent / "second" / "drafter", target)
+    for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=name)
+
+
+def test_failed_parity_ends_the_run(run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from inference.drafters.hydra import HydraDrafter
+
+    honest = HydraDrafter.train_logits
+    monkeypatch.setattr(HydraDrafter, "train_logits", lambda self, batch: honest(self, batch).roll(1, dims=1))
+    with pytest.raises(UserError, match=r"inside the decoding loop differ from its training forward by \d"):
+        run(config(run_dir, tiny_text_folder))
+
+
+def test_choosing_prompts_are_held_out_and_short_enough(tiny_text_folder: Path, tmp_path: Path, target: Target) -> None:
+    cfg = config(tmp_path, tiny_text_folder)
+    requests = choose_requests(cfg, target)
+    assert len(requests) == 4 and len({r.meta for r in requests}) > 1
+    assert all(len(r.prompt) <= 400 and r.max_new_tokens == 12 for r in requests)
+    cfg.data.max_prompt_tokens = 1
+    with pytest.raises(UserError, match=r"data\.max_prompt_tokens = 1"):
+        choose_requests(cfg, target)
+
+
+def test_conditional_counts() -> None:
+    yes, no = True, False
+    agreement = torch.tensor([[[yes, no, yes], [yes, yes, no]], [[no, yes, yes], [yes, yes, yes]]])
+    mask = torch.tensor([[[yes, yes, yes], [yes, yes, no]], [[yes, yes, yes], [yes, no, no]]])
+    assert conditional_counts(agreement, mask).tolist() == [[4, 2, 0], [3, 1, 0]]
+
+
+def test_mismatches_count_from_the_first_divergence() -> None:
+    assert mismatches([1, 2, 3], [1, 2, 3]) == 0
+    assert mismatches([1, 9, 3], [1, 2, 3]) == 2
+    assert mismatches([1, 2], [1, 2, 3]) == 1
