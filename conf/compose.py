@@ -1,10 +1,11 @@
 """Hydra compose: overrides -> one validated dataclass. No working-directory change, no plugins, no `_target_`."""
 
+import dataclasses
+import math
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -15,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import schema
 from .errors import ConfigError
+from .explain import explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
@@ -47,15 +49,37 @@ def options(group: str) -> list[str]:
 
 
 def expand(overrides: Sequence[str]) -> list[str]:
-    """`target=org/name` (no such option, so a hub id or a folder) -> `target=hub target.id=org/name`."""
+    """Overrides as Hydra takes them.
+
+    `target=org/name` (no such option, so a hub id or a folder) becomes `target=hub target.id='org/name'`; keys of
+    `target.template_kwargs`, the only free dictionary, need no `+`. Raises ConfigError for what is never allowed.
+    """
     out: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
+        if not key or key.startswith("~"):
+            raise ConfigError(f"override {override!r} is not allowed; write key=value, to change a value")
         if key == "target" and value and value not in options("target"):
-            out += ["target=hub", f"target.id={value}"]
+            out += ["target=hub", f"target.id={quoted(value)}"]
+        elif key.split(".")[:2] == ["target", "template_kwargs"]:
+            out.append(f"++{override}")
         else:
+            _check_option(key, value)
             out.append(override)
     return out
+
+
+def _check_option(group: str, value: str) -> None:
+    if group in GROUPS and re.fullmatch(r"[\w.-]+", value) and value not in (*options(group), "null"):
+        raise ConfigError(f"{group} = {value!r} is not an option; allowed: {', '.join(options(group))}")
+
+
+def quoted(value: str) -> str:
+    """Text as a Hydra value: quoted, so that spaces, commas and '=' in it are not syntax."""
+    if value[:1] in ("'", '"'):
+        return value
+    escaped = re.sub(r"(\\+)(?='|$)", r"\1\1", value).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def load(config_name: str, overrides: Sequence[str]) -> Any:
@@ -65,50 +89,22 @@ def load(config_name: str, overrides: Sequence[str]) -> Any:
     try:
         with initialize_config_dir(str(FOLDER), version_base="1.3"):
             cfg = compose(config_name, expand(overrides))
-        return OmegaConf.to_object(cfg)
-    except (HydraException, OmegaConfBaseException) as error:
+        out = OmegaConf.to_object(cfg)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(explain(error)) from error
-
-
-def explain(error: BaseException) -> str:
-    """One line from what Hydra and OmegaConf say in several."""
-    cause = _validation(error)
-    if cause is not None:
-        return str(cause)
-    text = f"{error}\n{error.__cause__ or ''}"
-    if match := re.search(r"Could not override '([^']+)'", text):
-        key = match[1]
-        wrong_type = re.search(r"(Value '.*' of type .*|Invalid value '.*'.*|Value '.*' could not be .*)", text)
-        if wrong_type:
-            return f"{key}: {wrong_type[1]}"
-        return f"{key} is not a known option{_hint(key)}; `--help` lists all"
-    if match := re.search(r"In '[^']*': Could not find '([^']+)/([^'/]+)'", text):
-        return f"{match[1]} = {match[2]!r} is not an option; allowed: {', '.join(options(match[1]))}"
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((m[1] for line in text.splitlines() if (m := re.search(r"full_key: (\S+)", line))), "")
-    return f"{key + ': ' if key else ''}{lines[0] if lines else type(error).__name__}"
-
-
-def _validation(error: BaseException | None) -> ConfigError | None:
-    """The ConfigError of a `__post_init__`, wherever it was wrapped."""
-    while error is not None:
-        if isinstance(error, ConfigError):
-            return error
-        error = error.__cause__ or error.__context__
-    return None
-
-
-def _hint(key: str) -> str:
-    known = leaves(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(schema.RunConfig))))
-    kinds = (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig)
-    known += [f"drafter.{name}" for kind in kinds for name in kind.__dataclass_fields__]
-    near = get_close_matches(key, known, 1)
-    return f" (did you mean {near[0]}?)" if near else ""
-
-
-def leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    """Dotted keys of a nested dict."""
-    out: list[str] = []
-    for key, value in tree.items():
-        out += leaves(value, f"{prefix}{key}.") if isinstance(value, dict) and value else [f"{prefix}{key}"]
+    check_known_and_finite(out)
     return out
+
+
+def check_known_and_finite(node: Any, prefix: str = "") -> None:
+    """Raises ConfigError for keys that were added (`+key=value`) and numbers that are not finite."""
+    names = {f.name for f in dataclasses.fields(node)}
+    for name, value in vars(node).items():
+        key = f"{prefix}{name}"
+        if name not in names:
+            raise ConfigError(unknown_key(key))
+        if dataclasses.is_dataclass(value):
+            check_known_and_finite(value, f"{key}.")
+        for number in value if isinstance(value, list) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ConfigError(f"{key} = {value!r} is not allowed; allowed: finite numbers")

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .cli import INTERRUPTED
+from .compose import quoted
 from .paths import ROOT, record, run_dir
 from .schema import RunConfig
 
@@ -24,7 +25,7 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
     started = time.perf_counter()
     for stage, package in STAGES:
         print(f"== {stage}: {path}", flush=True)
-        code = run_stage(package, [*overrides, f"run_dir={quoted(path)}"], cfg)
+        code = run_stage(package, [*overrides, f"run_dir={quoted(str(path))}"], cfg)
         if code != 0:
             raise SystemExit(code)
     print(f"distilled in {time.perf_counter() - started:.0f} s; the report is {path / 'report.html'}")
@@ -52,9 +53,3 @@ def environment(cfg: RunConfig) -> dict[str, str]:
     if cfg.launcher.threads:
         env["OMP_NUM_THREADS"] = str(cfg.launcher.threads)
     return env
-
-
-def quoted(path: Path) -> str:
-    """A path as a Hydra value: quoted, so that spaces and '=' in it are not syntax."""
-    escaped = str(path).replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -94,6 +94,8 @@ class DrafterConfig:
     min_match: int = 2
 
     def __post_init__(self) -> None:
+        own = type(self).kind
+        require(self.kind == own, "drafter.kind", self.kind, f"{own}; choose a kind with drafter=<kind>")
         require(1 <= self.num_spec_tokens <= 64, "drafter.num_spec_tokens", self.num_spec_tokens, "1 to 64")
         require(self.dtype in DTYPES, "drafter.dtype", self.dtype, ", ".join(DTYPES))
         require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
@@ -389,7 +391,7 @@ def parse_bytes(text: str, key: str) -> int:
     upper = text.upper().replace(" ", "")
     for unit, factor in units.items():
         number = upper.removesuffix(unit)
-        if number != upper and number.replace(".", "", 1).isdigit():
+        if number != upper and number.replace(".", "", 1).isdecimal():
             return int(float(number) * factor)
     require(False, key, text, "a number with a unit: B, KB, MB, GB, TB")
     raise AssertionError("unreachable")

@@ -66,6 +66,7 @@ def collect(
         writer.flush()
         raise
     writer.flush()
+    progress.update(writer.num_rows, writer.num_response_tokens, writer.store.num_bytes)
     return feed.skipped
 
 

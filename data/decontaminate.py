@@ -21,6 +21,7 @@ LONG, LONG_CONTENT = 13, 8  # words of an n-gram; how many of them must be conte
 SHORT, SHORT_CONTENT = 8, 5  # the same for held-out turns with fewer than LONG words of content
 MAX_INSTRUCTION = 40  # words
 MIN_CONTINUATIONS = 4
+LOOK_AHEAD = 3  # words: the next one alone is too often an article
 
 Words = tuple[str, ...]
 
@@ -86,7 +87,8 @@ def instruction_lengths(texts: Mapping[Words, str]) -> dict[Words, int]:
         branches: dict[str, list[Words]] = {}
         for words in group:
             branches.setdefault(words[depth] if depth < len(words) else "", []).append(words)
-        if min(len(branches), len({texts[words] for words in group})) >= MIN_CONTINUATIONS:
+        ways = {words[depth : depth + LOOK_AHEAD] for words in group}
+        if min(len(ways), len({texts[words] for words in group})) >= MIN_CONTINUATIONS:
             lengths.update(dict.fromkeys(group, depth))
         branches.pop("", None)
         if depth < MAX_INSTRUCTION:

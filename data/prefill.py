@@ -75,6 +75,7 @@ def prefill(
         writer.flush()
         raise
     writer.flush()
+    progress.update(writer.num_rows, writer.num_response_tokens, writer.store.num_bytes)
     return skipped
 
 

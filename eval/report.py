@@ -139,6 +139,8 @@ def finite(value: Any) -> Any:
 def print_table(report: Report, console: Console | None = None) -> None:
     """The headline figures; lengths include the bonus token."""
     console = console or Console()
+    if not console.is_terminal:
+        console.width = 110
     lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else ", LOSSY acceptance"
     table = Table(title=f"{report['drafter']['kind']} on {report['target']['id']}{lossy}")
     for column in ("set", "drafter", "tokens a round (bonus included)", "speed-up", "tokens/s"):
@@ -152,7 +154,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
             table.add_row(where, baseline, _length(section[name][temperature]), "", "")
     console.print(table)
     for line in lossless_lines(report["lossless"]):
-        console.print(line, markup=False, highlight=False)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _length(entry: dict[str, Any]) -> str:

@@ -28,19 +28,23 @@ def headline(groups: Mapping[str, Pairs]) -> float:
 def bootstrap_interval(
     groups: Mapping[str, Pairs], draws: int, seed: int = 0, level: float = 0.95
 ) -> tuple[float, float]:
-    """Percentile interval of `headline`, prompts resampled with replacement within their group.
+    """Percentile interval of `headline`, prompts resampled with replacement within their group; groups of one
+    prompt are resampled among each other, since alone they would pretend to have no spread.
 
-    Efron & Tibshirani, An Introduction to the Bootstrap (1993), sections 8.3 and 13.3. (nan, nan) when empty.
+    Efron & Tibshirani, An Introduction to the Bootstrap (1993), sections 8.3 and 13.3. (nan, nan) with fewer
+    than two prompts.
     """
     rng = np.random.default_rng(seed)
-    columns: list[NDArray[np.float64]] = []
-    for pairs in groups.values():
-        kept = np.array([pair for pair in pairs if pair[1] > 0], dtype=np.float64)
-        if len(kept):
-            picks = rng.integers(len(kept), size=(draws, len(kept)))
-            columns.append(kept[picks, 0].sum(axis=1) / kept[picks, 1].sum(axis=1))  # [draws]
-    if not columns:
+    kept = [np.array([p for p in pairs if p[1] > 0], dtype=np.float64) for pairs in groups.values()]
+    if sum(len(pairs) for pairs in kept) < 2:
         return float("nan"), float("nan")
+    columns: list[NDArray[np.float64]] = []  # [draws] each
+    for pairs in (pairs for pairs in kept if len(pairs) > 1):
+        picks = rng.integers(len(pairs), size=(draws, len(pairs)))
+        columns.append(pairs[picks, 0].sum(axis=1) / pairs[picks, 1].sum(axis=1))
+    alone = np.array([pairs[0, 0] / pairs[0, 1] for pairs in kept if len(pairs) == 1])
+    for _ in alone:
+        columns.append(alone[rng.integers(len(alone), size=draws)])
     low, high = np.quantile(np.mean(columns, axis=0), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

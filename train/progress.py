@@ -13,9 +13,9 @@ class Display:
     """loss, α per draft position, τ, rate and ETA of a run of `total` steps that starts at step `start`."""
 
     def __init__(self, start: int, total: int, quiet: bool = False) -> None:
-        self.start, self.total, self.quiet = start, total, quiet
+        self.total, self.quiet = total, quiet
         self.tau: float | None = None
-        self._began = time.monotonic()
+        self._first: tuple[int, float] | None = None  # the first step done here, and when
         self._told = float("-inf")
         self._bar = None if quiet or not sys.stdout.isatty() else _bar()
         if self._bar is not None:
@@ -24,6 +24,7 @@ class Display:
 
     def step(self, step: int, metrics: dict[str, Any], positions_per_s: float) -> None:
         """After optimiser step number `step` (from 1)."""
+        self._first = self._first or (step, time.monotonic())
         text = describe(metrics, self.tau, positions_per_s)
         if self._bar is not None:
             self._bar.update(self._task, completed=step, description=text)
@@ -43,8 +44,11 @@ class Display:
             self._bar.stop()
 
     def _eta(self, step: int) -> str:
-        seconds = (time.monotonic() - self._began) / max(1, step - self.start) * (self.total - step)
-        return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"
+        first, began = self._first or (step, 0.0)
+        if step == first:
+            return "?"
+        seconds = round((time.monotonic() - began) / (step - first) * (self.total - step))
+        return f"{seconds // 60}:{seconds % 60:02d}"
 
 
 def describe(metrics: dict[str, Any], tau: float | None, positions_per_s: float) -> str:

@@ -128,7 +128,7 @@ class Distillation:
             count_positions(sums, comparison, loss.detach(), supervision.mask[:, anchors])
             sums.reduced[0] += total.detach()
         sums.reduced[1] += supervision.count
-        logits.backward(gradient)  # type: ignore[no-untyped-call]
+        logits.backward(gradient)
 
     def _supervision(self, batch: Batch, norms: Norms) -> Supervision:
         steps = self.drafter.num_steps

@@ -4,7 +4,7 @@ import json
 import netrc
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 HOST = "api.wandb.ai"
 
@@ -64,7 +64,7 @@ class Wandb:
             name=name,
             dir=run_dir,
             config=config,
-            mode=self.mode,
+            mode=cast(Any, self.mode),
             settings=wandb.Settings(silent=True, console="off", init_timeout=30),
         )
 

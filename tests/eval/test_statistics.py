@@ -30,6 +30,12 @@ def test_bootstrap_is_deterministic_and_needs_data() -> None:
     assert all(math.isnan(bound) for bound in bootstrap_interval({"a": [(1.0, 0.0)]}, 100))
 
 
+def test_one_prompt_has_no_interval_and_groups_of_one_share_theirs() -> None:
+    assert all(math.isnan(bound) for bound in bootstrap_interval({"a": [(1.0, 1.0)]}, 100))
+    low, high = bootstrap_interval({str(i): [(float(i), 1.0)] for i in range(9)}, 2000)
+    assert 1.5 < low < 3.0 and 5.0 < high < 6.5
+
+
 def test_g_test_accepts_true_probabilities_uniformly_often() -> None:
     rng, probs = np.random.default_rng(1), [0.5, 0.3, 0.15, 0.049, 0.001]
     rejected = 0

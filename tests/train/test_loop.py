@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import HydraConfig, OptimConfig
+from conf.schema import LmConfig, OptimConfig
+from data.loader import Loader
+from inference.drafters import build
 from train.loop import Trainer, best_validation, validation_steps
 from train.step import Distillation
 
@@ -77,6 +80,15 @@ def test_a_killed_run_resumes_bitwise(
     assert same(weights(whole), weights(resumed))
     assert whole.state.loader == resumed.state.loader and whole.state.positions == resumed.state.positions
     assert without_times(tmp_path / "whole") == without_times(tmp_path / "killed")
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_with_recomputed_features_too(
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    read = Loader._read
+    monkeypatch.setattr(Loader, "_read", lambda self, entries: replace(read(self, entries), hidden=None))
+    test_a_killed_run_resumes_bitwise(tmp_path, make_trainer, fake_validator, monkeypatch, step)
 
 
 @pytest.mark.parametrize("signal_it", [interrupt, terminate])
@@ -181,14 +193,9 @@ def test_best_is_the_highest_tau_then_the_earliest() -> None:
 
 def test_full_vocabulary_lm_trains_too(tmp_path: Path, tiny_target: Any, store: Any, accelerator: Any, config: Any,
                                        fake_validator: Any) -> None:  # fmt: skip
-    from conf.schema import LmConfig
-    from data.loader import Loader
-    from inference.drafters import build
-
     cfg = config(drafter=LmConfig(layers=[0]), optim=OptimConfig(lr=3e-3, batch_tokens=64, max_steps=16, epochs=50))
     drafter = build(cfg.drafter, tiny_target)
     trainer = Trainer(cfg, tmp_path, tiny_target, drafter, Loader(store, batch_tokens=64, seed=0), accelerator, {})
     trainer.train(fake_validator)
     losses = [line["loss"] for line in lines(tmp_path) if "loss" in line]
     assert len(losses) == 16 and sum(losses[-4:]) < sum(losses[:4])
-    assert isinstance(cfg.drafter, LmConfig) and not isinstance(cfg.drafter, HydraConfig)

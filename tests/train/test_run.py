@@ -24,6 +24,7 @@ from data.rows import Row
 from data.store import Store
 from inference.artifact import load_drafter, read_about
 from inference.decode import Decoder, Request
+from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
@@ -139,8 +140,6 @@ def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path,
 
 
 def test_failed_parity_ends_the_run(run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from inference.drafters.hydra import HydraDrafter
-
     honest = HydraDrafter.train_logits
     monkeypatch.setattr(HydraDrafter, "train_logits", lambda self, batch: honest(self, batch).roll(1, dims=1))
     with pytest.raises(UserError, match=r"inside the decoding loop differ from its training forward by \d"):

@@ -84,7 +84,7 @@ def direct(d: Distillation, batch: Batch) -> tuple[Tensor, dict[str, list[float]
                 loss = objective(c, d.objective)[0]
                 row.append(loss * 0.8**k)
                 agree = float(IDS[int(logits[b, a, k].argmax())] == top)
-                sums[:, k] += torch.tensor([1.0, float(loss), float(c.log_alpha.exp()), agree])
+                sums[:, k] += torch.tensor([1.0, float(loss.detach()), float(c.log_alpha.detach().exp()), agree])
         per_row.append(row)
     means = {n: (s / sums[0]).tolist() for n, s in zip(("loss", "alpha", "agreement"), sums[1:], strict=True)}
     if d.objective.normalise == Normalise.token:

@@ -41,7 +41,7 @@ def test_dpace_equals_the_definition() -> None:
     assert not weights.requires_grad
     for b, a in [(0, 0), (0, 2), (1, 0), (1, 1), (2, 0)]:
         length = int(mask[b, a].sum())
-        q = c.logits[b, a].softmax(-1)
+        q = c.logits[b, a].detach().softmax(-1)
         tokens = c.teacher.tokens[b, a]
         smooth = [0.5 * (0.0 if t == OUTSIDE else float(q[k, t])) + 0.5 for k, t in enumerate(tokens.tolist())]
         for j in range(length):
