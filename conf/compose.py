@@ -57,7 +57,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
     out: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
-        if not key or key.startswith("~"):
+        if not key or "=" not in override or key.startswith("~"):
             raise ConfigError(f"override {override!r} is not allowed; write key=value, to change a value")
         if key == "target" and value and value not in options("target"):
             out += ["target=hub", f"target.id={quoted(value)}"]

@@ -92,6 +92,7 @@ class DrafterConfig:
     lookup: bool = False
     max_match: int = 4  # lookup: longest and shortest suffix that is looked up
     min_match: int = 2
+    draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
         own = type(self).kind
@@ -99,9 +100,8 @@ class DrafterConfig:
         require(1 <= self.num_spec_tokens <= 64, "drafter.num_spec_tokens", self.num_spec_tokens, "1 to 64")
         require(self.dtype in DTYPES, "drafter.dtype", self.dtype, ", ".join(DTYPES))
         require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
-        require(
-            self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32"
-        )
+        require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
+        require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
 
 
 @dataclass
@@ -113,19 +113,16 @@ class NgramConfig(DrafterConfig):
 
 @dataclass
 class HeadsConfig(DrafterConfig):
-    """What Medusa and Hydra heads share. `draft_vocab_size` 0 means the full vocabulary."""
+    """What Medusa and Hydra heads share."""
 
-    num_heads: int = 4
     draft_vocab_size: int = 8192
+    num_heads: int = 4
     num_layers: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(1 <= self.num_heads <= 64, "drafter.num_heads", self.num_heads, "1 to 64")
         require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, ">= 1")
-        require(
-            self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more"
-        )
         require(
             self.num_spec_tokens <= self.num_heads,
             "drafter.num_spec_tokens",
@@ -149,6 +146,10 @@ class HydraConfig(HeadsConfig):
     inner_size: int = 0  # width of the inner layer; 0: twice the target's width
     share_steps: bool = True  # one block for all steps, or one for each
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (twice the target's width) or more")
+
 
 @dataclass
 class LmConfig(DrafterConfig):
@@ -157,16 +158,12 @@ class LmConfig(DrafterConfig):
     kind: str = "lm"
     model: str | None = None
     layers: list[int] = field(default_factory=lambda: [0, -1])  # target layers kept; negative: from the end
-    draft_vocab_size: int = 0
     lora_rank: int = 0  # 0: full training
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.model is not None or len(self.layers) > 0, "drafter.layers", self.layers, "at least one")
         require(self.lora_rank >= 0, "drafter.lora_rank", self.lora_rank, "0 (full training) or more")
-        require(
-            self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more"
-        )
 
 
 @dataclass

@@ -65,7 +65,7 @@ def _turns(row: Row, where: str) -> Conversation:
     turns = row["turns"]
     if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
         raise UserError(f"{where}: turns must be a list of texts")
-    return _conversation("turns", [(USER, turn, i) for i, turn in enumerate(turns)], row, where)
+    return _checked(Conversation("turns", tuple(turns), (), _text(row, "system", where) or None), where)
 
 
 def _alpaca(row: Row, where: str) -> Conversation:
@@ -112,7 +112,7 @@ def _pair(message: Any, name: str, role: str, content: str, where: str, i: int) 
 
 
 def _conversation(form: str, said: list[tuple[str, str, int]], row: Row, where: str) -> Conversation:
-    """Turns and answers in alternation; what the assistant says before the first user turn is left out."""
+    """Turns and answers in alternation: runs of one role are joined, an answer to nothing is left out."""
     system = _text(row, "system", where)
     turns: list[str] = []
     answers: list[str] = []
@@ -129,9 +129,13 @@ def _conversation(form: str, said: list[tuple[str, str, int]], row: Row, where: 
             answers.append(text)
         elif turns:
             answers[-1] += "\n\n" + text
-    if not turns or not all(turn.strip() for turn in turns):
+    return _checked(Conversation(form, tuple(turns), tuple(answers), system or None), where)
+
+
+def _checked(said: Conversation, where: str) -> Conversation:
+    if not said.turns or not all(turn.strip() for turn in said.turns):
         raise UserError(f"{where}: no user turn, or one without any text")
-    return Conversation(form, tuple(turns), tuple(answers), system or None)
+    return said
 
 
 def _kind(value: Any) -> str:

@@ -20,7 +20,7 @@ MIN_CHARACTERS, MAX_CHARACTERS = 12, 2400
 MAX_RUN = 8  # the same character in a row
 MIN_DISTINCT = 0.6  # share of distinct 3-grams: below it, the text goes round in circles
 MAX_SAME_LINES = 2
-NEAR_DUPLICATE = 0.6  # Jaccard similarity of 3-word shingles
+NEAR_DUPLICATE = 0.7  # Jaccard similarity of 3-word shingles
 BANDS, ROWS = 20, 2  # MinHash: a pair of similarity s becomes a candidate with chance 1 - (1 - s²)^20
 
 RESIDUE = re.compile(
@@ -84,8 +84,8 @@ class _Known:
 
     def __init__(self, texts: Iterable[str]) -> None:
         generator = np.random.default_rng(0)
-        self._factors = generator.integers(1, 2**32, (BANDS * ROWS, 1), dtype=np.uint64) | np.uint64(1)
-        self._offsets = generator.integers(0, 2**63, (BANDS * ROWS, 1), dtype=np.uint64)
+        self._factors = generator.integers(0, 2**64, (BANDS * ROWS, 1), dtype=np.uint64) | np.uint64(1)
+        self._offsets = generator.integers(0, 2**64, (BANDS * ROWS, 1), dtype=np.uint64)
         self._shingles: list[frozenset[Words]] = []
         self._bands: dict[tuple[int, bytes], list[int]] = {}
         for text in sorted(texts):

@@ -1,7 +1,7 @@
 """`make bench`: what costs time on this machine, as ratios measured in one run.
 
-verification cost v(n); plain decoding against transformers' `generate`; batched collection against transformers'
-batched `generate` at its best batch size. Everything compared is interleaved.
+verification cost v(n); plain decoding against transformers' `generate`; batched collection against
+transformers' batched `generate` at its best batch size. Everything compared is interleaved.
 """
 
 import time

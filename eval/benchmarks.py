@@ -5,8 +5,7 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import RunConfig
-from data.prompt import Prompt, stratified
-from data.prompts import load_prompts, spec_bench_prompts
+from data.prompts import Prompt, Split, load_prompts, spec_bench_prompts, stratified
 
 BUILTIN, SPEC_BENCH = "builtin", "spec_bench"
 
@@ -30,21 +29,18 @@ def benchmarks(cfg: RunConfig) -> list[Benchmark]:
 
 
 def _benchmark(source: str, cfg: RunConfig) -> Benchmark:
-    count = cfg.bench.prompts
     if source == SPEC_BENCH:
         assert cfg.bench.spec_bench_path is not None
-        prompts, count = spec_bench_prompts(cfg.bench.spec_bench_path), cfg.bench.spec_bench_prompts
+        prompts = stratified(spec_bench_prompts(cfg.bench.spec_bench_path), cfg.bench.spec_bench_prompts, cfg.seed)
     else:
-        prompts = load_prompts([source], seed=cfg.seed)
-        if source == BUILTIN or source in cfg.data.sources:
-            prompts = [p for p in prompts if p.split == "report"]
+        held_out: Split | None = "report" if source == BUILTIN or source in cfg.data.sources else None
+        prompts = load_prompts([source], limit=cfg.bench.prompts, seed=cfg.seed, split=held_out)
     if not prompts:
         raise UserError(f"bench.sets: {source} has no prompts to report on; name another set")
     name = source if source in (BUILTIN, SPEC_BENCH) else Path(source).stem
-    return Benchmark(name, stratified(prompts, count, cfg.seed), source == BUILTIN)
+    return Benchmark(name, prompts, source == BUILTIN)
 
 
 def choosing_prompts(cfg: RunConfig, count: int = 14) -> list[Prompt]:
     """Built-in prompts that baselines are tuned on; never reported on."""
-    prompts = [p for p in load_prompts([BUILTIN], seed=cfg.seed) if p.split == "choose"]
-    return stratified(prompts, count, cfg.seed)
+    return load_prompts([BUILTIN], limit=count, seed=cfg.seed, split="choose")

@@ -25,9 +25,7 @@ ENGINES = {
 }
 
 
-def model_card(
-    report: Report, *, base_model: str | None, license: str | None, plot: str | None = None
-) -> ModelCard:
+def model_card(report: Report, *, base_model: str | None, license: str | None, plot: str | None = None) -> ModelCard:
     """The card; base_model: a hub id, None for a target that is not on the hub; plot: a PNG beside the
     card."""
     parts = [
@@ -114,9 +112,8 @@ def chain_kind(report: Report) -> str:
 
 def datasets(report: Report) -> list[str]:
     """Hub data sets among the prompt sources."""
-    return [
-        s for s in report["settings"]["data"]["sources"] if s.count("/") == 1 and "." not in s.split("/")[0]
-    ]
+    hub = [s for s in report["settings"]["data"]["sources"] if s.startswith("hub:")]
+    return [s.removeprefix("hub:").split(":")[0].split("@")[0] for s in hub]
 
 
 def summary(report: Report) -> str:
@@ -170,9 +167,7 @@ def speed_table(report: Report) -> str:
     """Speed-up of every set, temperature and category."""
     rows = []
     for name, temperature, entry in runs(report["speed"]):
-        rows.append(
-            [f"{name} {temperature}", "all", f"{number(entry['speedup'])} {interval(entry['speedup_ci95'])}"]
-        )
+        rows.append([f"{name} {temperature}", "all", f"{number(entry['speedup'])} {interval(entry['speedup_ci95'])}"])
         for category, values in entry["by_category"].items():
             speedup = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
             rows.append([f"{name} {temperature}", category, speedup])
@@ -188,16 +183,10 @@ def not_helping(report: Report) -> str:
             if low is None or low <= 1:
                 figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
                 lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
-    measured = (
-        "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
-    )
+    measured = "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
     if not lines:
         return f"Every category's interval of the speed-up lies above 1 at batch 1. {measured}"
-    return (
-        "The interval of the speed-up lies below 1 or touches it here:\n\n"
-        + "\n".join(lines)
-        + f"\n\n{measured}"
-    )
+    return "The interval of the speed-up lies below 1 or touches it here:\n\n" + "\n".join(lines) + f"\n\n{measured}"
 
 
 def losslessness(report: Report) -> str:
@@ -212,10 +201,8 @@ def training(report: Report) -> str:
     settings, timing = report["settings"], report["timing"]
     data = settings["data"]
     heads = chain_kind(report) in ("hydra", "medusa")
-    sources = [Path(source).name if Path(source).suffix else source for source in data["sources"]]
-    minutes = {
-        k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()
-    }
+    sources = [s if s.startswith("hub:") else Path(s).name for s in data["sources"]]
+    minutes = {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()}
     tokens = report["collect"]["response_tokens"]
     return facts(
         {
@@ -232,8 +219,5 @@ def training(report: Report) -> str:
 
 def facts(values: dict[str, Any]) -> str:
     """A two-column table."""
-    shown = {
-        k: ", ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else v
-        for k, v in values.items()
-    }
+    shown = {k: ", ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else v for k, v in values.items()}
     return markdown(["", ""], [[key.replace("_", " "), str(value)] for key, value in shown.items()])

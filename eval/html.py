@@ -135,9 +135,7 @@ def speed_table(report: Report) -> str:
         ]
         for name, t, s in runs(report["speed"])
     ]
-    return table(
-        ["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows
-    )
+    return table(["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows)
 
 
 def lossless_text(report: Report) -> str:

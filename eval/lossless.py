@@ -229,9 +229,7 @@ def _rounds(
             seen[emitted[:j]][emitted[j]] += 1
 
 
-def choose_prefixes(
-    texts: Sequence[tuple[list[int], list[int]]], drafter: Drafter, count: int = 4
-) -> list[list[int]]:
+def choose_prefixes(texts: Sequence[tuple[list[int], list[int]]], drafter: Drafter, count: int = 4) -> list[list[int]]:
     """Short prefixes for the sampled test, cut from the middle of responses (prompt ids, response ids); for a
     hybrid, half of them where the lookup finds something and half where it doesn't, as far as there are
     both."""

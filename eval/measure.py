@@ -44,9 +44,7 @@ class Contest:
         if self.untrained is not None:
             chances = self._chances(self.drafter, record, longest, sampling)
             fresh = self._chances(self.untrained, record, k, sampling)
-            out["untrained"] = replay(
-                record, k, lookup=lookup, chances=fresh, source=source, generator=generator
-            )
+            out["untrained"] = replay(record, k, lookup=lookup, chances=fresh, source=source, generator=generator)
             out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
         for length in range(1, longest + 1):
             out[f"{SWEEP}{length}"] = replay(
@@ -60,15 +58,10 @@ class Contest:
         return chain_chances(drafter, self.target, record, k, sampling)
 
 
-def contest(
-    target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]
-) -> Contest:
+def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
     untrained = build(config, target, drafter.draft_ids).eval() if drafter.trainable else None
-    requests = [
-        Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS)
-        for prompt in choosing
-    ]
+    requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
     texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
     records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]
     return Contest(target, drafter, untrained, k, *tune_lookup(records, k))
@@ -102,9 +95,7 @@ def evaluated(benchmark: Benchmark, bench: BenchConfig, temperature: float) -> l
     return benchmark.prompts if temperature == 0 else benchmark.prompts[: bench.sampled_prompts]
 
 
-def measure_turn(
-    contest: Contest, pairing: Pairing, name: str, turn: Turn, temperature: float
-) -> PromptRecord:
+def measure_turn(contest: Contest, pairing: Pairing, name: str, turn: Turn, temperature: float) -> PromptRecord:
     """Decode one turn both ways and replay the contenders on the plain text."""
     pair = pairing.decode(turn.ids, temperature)
     assert pair.plain.hidden is not None

@@ -53,9 +53,7 @@ def acceptance_per_position(report: Report) -> Figure:
         conditional = [v or 0.0 for v in values["conditional_acceptance_rate_per_pos"]]
         places = range(1, len(plain) + 1)
         axis.bar([p - 0.2 for p in places], plain, 0.4, color=BLUE, label="of the rounds that drafted it")
-        axis.bar(
-            [p + 0.2 for p in places], conditional, 0.4, color=ORANGE, label="given the earlier ones accepted"
-        )
+        axis.bar([p + 0.2 for p in places], conditional, 0.4, color=ORANGE, label="given the earlier ones accepted")
         axis.set(title=f"{name} {temperature}", xlabel="draft position", ylim=(0, 1), xticks=list(places))
     axes[0].set_ylabel("acceptance rate")
     axes[0].legend(fontsize=7, frameon=False)

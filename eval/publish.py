@@ -65,9 +65,7 @@ def checked(cfg: PublishConfig, folder: Path) -> tuple[Report, Path]:
     if not report:
         raise UserError(f"no report.json in {folder}: evaluate the drafter (make evaluate) before publishing")
     if report["drafter"]["weights_digest"] != file_digest(drafter / WEIGHTS):
-        raise UserError(
-            f"{folder / 'report.json'} is about other weights than {drafter}; run make evaluate again"
-        )
+        raise UserError(f"{folder / 'report.json'} is about other weights than {drafter}; run make evaluate again")
     return report, drafter
 
 

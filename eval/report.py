@@ -182,9 +182,7 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
             f"plain decoding, {greedy['excused']} excused as near-ties, {different} different"
         )
     if sampled is not None:
-        lines.append(
-            f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}"
-        )
+        lines.append(f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}")
     return lines
 
 

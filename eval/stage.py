@@ -69,9 +69,7 @@ def run(cfg: RunConfig) -> None:
     print_table(report)
     print(path)
     if not is_lossless(report["lossless"]):
-        raise UserError(
-            f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}"
-        )
+        raise UserError(f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}")
 
 
 def drafter_place(cfg: RunConfig) -> str:
@@ -81,9 +79,7 @@ def drafter_place(cfg: RunConfig) -> str:
     if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
         return cfg.drafter.folder
     if not folder.is_dir() and not isinstance(cfg.drafter, NgramConfig):
-        raise UserError(
-            f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=..."
-        )
+        raise UserError(f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=...")
     return str(folder)
 
 
@@ -116,9 +112,7 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         target = load_target(cfg.target)
         subject = load_subject(cfg, target)
         sets = benchmarks(cfg)
-        rivals = contest(
-            target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg)
-        )
+        rivals = contest(target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg))
         records = _measure(cfg, rivals, sets, partial)
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -90,9 +90,7 @@ class GTest:
         return float(chi2.sf(self.statistic, self.dof)) if self.dof > 0 else 1.0
 
 
-def pool(
-    counts: NDArray[np.float64], expected: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def pool(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Merge all cells expected less than MIN_EXPECTED times into one, and that one into the next smallest if
     it is still too small."""
     order = np.argsort(-expected, kind="stable")

@@ -11,9 +11,7 @@ SHOWN = 4  # generations
 PROMPT_CHARACTERS = 400
 
 
-def traces(
-    records: list[PromptRecord], sets: list[Benchmark], text: Text, show_text: bool | None
-) -> list[Trace]:
+def traces(records: list[PromptRecord], sets: list[Benchmark], text: Text, show_text: bool | None) -> list[Trace]:
     """Up to SHOWN generations of different categories; show_text None: of built-in prompts only."""
     if show_text is False:
         return []

@@ -4,7 +4,7 @@ Every row appends at its own length; a rollback only changes numbers. Slot = pos
 of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ class SlotLayer(CacheLayerMixin):
     is_sliding = False  # sliding layers are kept at full length and masked by their window
 
     def __init__(self, cache: "SlotCache") -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.cache = cache
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
@@ -36,12 +36,22 @@ class SlotLayer(CacheLayerMixin):
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         """Write [B, heads, N, head_dim] at the slots of `begin`; return views up to the longest used slot."""
-        if self.keys is None or self.values is None:
+        if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-            assert self.keys is not None and self.values is not None
-        self.cache.write(self.keys, key_states)
-        self.cache.write(self.values, value_states)
-        return self.keys[:, :, : self.cache.view], self.values[:, :, : self.cache.view]
+        keys, values = self.buffers()
+        self.cache.write(keys, key_states)
+        self.cache.write(values, value_states)
+        return keys[:, :, : self.cache.view], values[:, :, : self.cache.view]
+
+    def buffers(self) -> tuple[Tensor, Tensor]:
+        """Keys and values; the layer must have been written to."""
+        assert self.keys is not None and self.values is not None
+        return self.keys, self.values
+
+    def map_buffers(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Replace both buffers by `change` of them, if there are any."""
+        if self.is_initialized:
+            self.keys, self.values = map(change, self.buffers())
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """(visible slots, offset), as transformers asks."""
@@ -65,7 +75,8 @@ class SlotCache(Cache):
         self.view = 0
         self._index: tuple[Tensor, Tensor] | None = None
         self._span = (0, 0)
-        super().__init__(layers=[SlotLayer(self) for _ in range(num_layers)])
+        self.slot_layers = [SlotLayer(self) for _ in range(num_layers)]
+        super().__init__(layers=list(self.slot_layers))
 
     def begin(self, n: int, device: torch.device) -> Tensor:
         """Prepare a forward over n new tokens a row; returns their positions (= slots) [B, n]."""
@@ -101,19 +112,18 @@ class SlotCache(Cache):
         """Replace `rows` by the rows of `other` (in order): how a prefilled request enters a running batch."""
         if other.view > self.slots:
             self._grow(_round_up(other.view))
-        for mine, theirs in zip(self.layers, other.layers, strict=True):
+        for mine, theirs in zip(self.slot_layers, other.slot_layers, strict=True):
             if not mine.is_initialized:
-                mine.lazy_initialization(theirs.keys, theirs.values)
-            mine.keys[rows, :, : other.view] = theirs.keys[:, :, : other.view]
-            mine.values[rows, :, : other.view] = theirs.values[:, :, : other.view]
+                mine.lazy_initialization(*theirs.buffers())
+            for buffer, source in zip(mine.buffers(), theirs.buffers(), strict=True):
+                buffer[rows, :, : other.view] = source[:, :, : other.view]
         for row, length in zip(rows, other.lengths, strict=True):
             self.lengths[row] = length
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only `rows`, in this order (a copy)."""
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[list(rows)], layer.values[list(rows)]
+        for layer in self.slot_layers:
+            layer.map_buffers(lambda buffer: buffer[list(rows)])
         self.lengths = [self.lengths[r] for r in rows]
         self.batch = len(self.lengths)
 
@@ -122,10 +132,8 @@ class SlotCache(Cache):
         self.select([0] * copies)
 
     def _grow(self, slots: int) -> None:
-        for layer in self.layers:
-            if layer.is_initialized:
-                layer.keys = _longer(layer.keys, slots)
-                layer.values = _longer(layer.values, slots)
+        for layer in self.slot_layers:
+            layer.map_buffers(lambda buffer: _longer(buffer, slots))
         self.slots = slots
 
 

@@ -21,7 +21,7 @@ __all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
 
 def needs_vocab(cfg: DrafterConfig) -> int:
     """Size of the trimmed vocabulary the configuration asks for; 0: none."""
-    return getattr(cfg, "draft_vocab_size", 0)
+    return 0 if isinstance(cfg, NgramConfig) else cfg.draft_vocab_size
 
 
 def build(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None) -> Drafter:

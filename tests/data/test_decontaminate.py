@@ -85,7 +85,7 @@ def test_many_questions_about_one_text_do_not_make_it_an_instruction() -> None:
 
 
 def test_nor_does_one_family_in_many_wordings() -> None:
-    sentence = text(1, 10)
+    sentence = text(1, 14)
     held_out = prompts(*(f"Translate: {sentence} {text(i, 8)}" for i in range(10)), family="one")
     assert removed(prompts(f"In English, please: {sentence}"), held_out)
 

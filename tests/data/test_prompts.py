@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from development_data import shared_file
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conf.errors import UserError
@@ -84,7 +84,8 @@ def test_parquet_csv_and_gzip_read_like_jsonl(tmp_path: Path) -> None:
 
 def test_parquet_messages(tmp_path: Path) -> None:
     row, turns, answers, system = ROWS["messages"]
-    pq.write_table(pa.Table.from_pylist([row, {"messages": None, "prompt": "x y"}]), tmp_path / "m.parquet")
+    rows = [{**row, "prompt": None}, {"messages": None, "prompt": "x y"}]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "m.parquet")
     first, second = load(str(tmp_path / "m.parquet"))
     assert (first.turns, first.answers, first.system) == (turns, answers, system)
     assert second.turns == ("x y",)
@@ -200,6 +201,7 @@ def test_digest_and_split_are_fixed_functions_of_the_text() -> None:
     assert [round(shares[split] / 4000, 1) for split in SPLITS] == [0.7, 0.1, 0.2]
 
 
+@settings(max_examples=40)
 @given(st.dictionaries(st.text(max_size=3), st.integers(1, 9), max_size=5), st.integers(0, 50), st.integers(0, 9))
 def test_stratified_is_even_and_grows(sizes: dict[str, int], count: int, seed: int) -> None:
     prompts = [Prompt(f"{c}-{i}", c, "s", (f"{c} {i}",)) for c, size in sizes.items() for i in range(size)]

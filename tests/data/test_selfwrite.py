@@ -58,8 +58,7 @@ def test_duplicates_and_near_duplicates_are_dropped_also_across_batches() -> Non
 
 def test_texts_of_one_pattern_with_other_content_are_kept() -> None:
     texts = [f"What is the capital city of {place}?" for place in ("Peru", "Norway", "Ghana")]
-    nearly_all_new = [f"{text} Name {i} rivers that flow through {i} countries near it." for i, text in enumerate(texts)]
-    assert len(filter_self_written(nearly_all_new, set())) == 3
+    assert filter_self_written(texts, set()) == texts
 
 
 def test_every_near_duplicate_among_many_is_found() -> None:

@@ -27,9 +27,7 @@ Uniforms = Tensor
 PREFIXES = [[3, 9, 4, 11, 9, 4], [21, 7, 30, 2]]
 
 
-def no_residual(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms
-) -> Verdict:
+def no_residual(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
     """Draws from p instead of (p - q)+ after a rejection."""
     kept = verify(p, q, draft, counts, a, f).accepted
     return Verdict(kept, draw(p[torch.arange(len(p)), kept], f))
@@ -42,17 +40,13 @@ def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Unif
     return Verdict(true.accepted, torch.where(true.accepted == counts, stale, true.next))
 
 
-def wrong_temperature(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms
-) -> Verdict:
+def wrong_temperature(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
     """Believes that the draft was drawn at temperature 1.5."""
     flat = None if q is None else q.pow(1 / 1.5) / q.pow(1 / 1.5).sum(-1, keepdim=True)
     return verify(p, flat, draft, counts, a, f)
 
 
-def shared_noise(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms
-) -> Verdict:
+def shared_noise(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
     """Accepts with the very number that drew the draft: by inverse CDF it lies within the draft's own
     step."""
     assert q is not None
@@ -68,9 +62,7 @@ def test_the_true_verifier_passes(target: Target, hydra: HydraDrafter) -> None:
 
 
 @pytest.mark.parametrize("broken", [no_residual, no_bonus, wrong_temperature, shared_noise])
-def test_every_broken_verifier_fails(
-    target: Target, hydra: HydraDrafter, broken: Callable[..., Verdict]
-) -> None:
+def test_every_broken_verifier_fails(target: Target, hydra: HydraDrafter, broken: Callable[..., Verdict]) -> None:
     assert sampled_check(target, hydra, PREFIXES, 20000, verify=broken).p_value < MIN_P_VALUE
 
 
@@ -81,13 +73,9 @@ def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: M
         assert sampled_check(target, drafter, PREFIXES, 8000, k=3).p_value > 0.001
 
 
-def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(
-    target: Target, hydra: HydraDrafter
-) -> None:
+def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(target: Target, hydra: HydraDrafter) -> None:
     drafter = HybridDrafter(hydra, 2, 4)
-    looked_up = [
-        next(prefix for t in range(46) if 0.2 < chance(target, prefix := [3, 9, 4, t, 9, 4], t) < 0.8)
-    ]
+    looked_up = [next(prefix for t in range(46) if 0.2 < chance(target, prefix := [3, 9, 4, t, 9, 4], t) < 0.8)]
     assert sampled_check(target, drafter, looked_up, 8000).p_value > 0.001
     assert sampled_check(target, drafter, looked_up, 8000, verify=no_residual).p_value < MIN_P_VALUE
 

@@ -16,7 +16,7 @@ from inference.acceptance import Round
 def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
     """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
     hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
-    replays = {name: hopeless for name in ("ngram", "untrained", "trained_alone", "length-1", "length-2")}
+    replays = dict.fromkeys(("ngram", "untrained", "trained_alone", "length-1", "length-2"), hopeless)
     tokens = list(range(9))
     return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
 
@@ -42,7 +42,7 @@ def report() -> dict[str, Any]:
             "machine": {"processor": "cpu", "threads": 2, "device": "cpu"},
             "settings": {
                 "protocol": "p", "bench": {"acceptance": "exact"}, "objective": {"kind": "lk"},
-                "data": {"sources": ["builtin", "org/set", "/home/me/mine.jsonl"], "mode": "generate",
+                "data": {"sources": ["builtin", "hub:org/set@abc:train", "/home/me/mine.jsonl"], "mode": "generate",
                          "temperatures": [0.0]},
             },
             "lossless": {
