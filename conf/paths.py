@@ -52,16 +52,16 @@ def read_json(path: Path) -> dict[str, Any]:
 def record(cfg: RunConfig, path: Path) -> None:
     """config.yaml and provenance.json: how this run came to be. Holds no secret and no prompt."""
     (path / "config.yaml").write_text(yaml.safe_dump(plain(cfg), sort_keys=False))
-    write_json(
-        path / "provenance.json",
-        {
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-            "git_revision": _git_revision(),
-            "versions": versions(),
-            "machine": machine(),
-            "seed": cfg.seed,
-        },
-    )
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    earlier = read_json(path / "provenance.json").get("commands", [])
+    provenance = {
+        "commands": [*(c for c in earlier if c != command), command],
+        "git_revision": _git_revision(),
+        "versions": versions(),
+        "machine": machine(),
+        "seed": cfg.seed,
+    }
+    write_json(path / "provenance.json", provenance)
 
 
 def versions() -> dict[str, str]:

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from .cli import INTERRUPTED
 from .compose import quoted
@@ -33,11 +32,8 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
 
 
 def run_stage(package: str, overrides: Sequence[str], cfg: RunConfig) -> int:
-    """One stage as a process; several processes go through accelerate. Ctrl-C is passed on and waited for."""
+    """One stage as a process. Ctrl-C reaches it too; it is waited for while it saves."""
     command = [sys.executable, "-m", package, *overrides]
-    if package == "train" and cfg.launcher.num_processes > 1:
-        launch = ["-m", "accelerate.commands.launch", "--num_processes", str(cfg.launcher.num_processes)]
-        command = [sys.executable, *launch, "-m", package, *overrides]
     process = subprocess.Popen(command, env=environment(cfg), cwd=ROOT)
     try:
         return process.wait()

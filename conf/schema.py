@@ -172,7 +172,7 @@ class ObjectiveConfig:
 
     kind: ObjectiveKind = ObjectiveKind.lk
     temperature: float = 1.0  # of the target's distribution
-    eta: float = 3.0  # lk: 3 for sequential drafters, 10 for parallel heads
+    eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel heads (Medusa)
     jsd_beta: float = 0.5
     ce_hard: bool = False  # ce: label = the response token instead of argmax p
     position_weights: PositionWeights = PositionWeights.decay
@@ -180,7 +180,7 @@ class ObjectiveConfig:
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "objective.temperature", self.temperature, "> 0")
-        require(self.eta >= 0, "objective.eta", self.eta, ">= 0")
+        require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
         require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
 
 
@@ -346,6 +346,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
         require(self.seed >= 0, "seed", self.seed, ">= 0")
+        if self.objective.eta is None:
+            self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig) else 3.0
 
 
 @dataclass

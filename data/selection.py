@@ -7,6 +7,8 @@ from conf.schema import RunConfig
 from .decontaminate import decontaminate
 from .prompts import Prompt, load_prompts, spec_bench_prompts
 
+WINDOW = 256
+
 
 def training_prompts(cfg: RunConfig, self_written: Sequence[Prompt] = ()) -> list[Prompt]:
     """data.prompts prompts of the sources, self-written ones evenly among them, decontaminated.
@@ -17,7 +19,20 @@ def training_prompts(cfg: RunConfig, self_written: Sequence[Prompt] = ()) -> lis
     clean = decontaminate(interleave(loaded, self_written), held_out_prompts(cfg))
     if clean.removed:
         print(f"{len(clean.removed):,} prompts removed: they overlap with held-out prompts")
-    return clean.kept
+    return alike(clean.kept)
+
+
+def alike(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """Within each window of WINDOW prompts by length, up and down in turn: rows decoded together are alike.
+
+    Attention reads every row up to the longest one, so one long row makes all rows of a batch dear; windows keep
+    the mix of the whole in every stretch, since a budget may end anywhere.
+    """
+    out: list[Prompt] = []
+    for number, start in enumerate(range(0, len(prompts), WINDOW)):
+        window = sorted(prompts[start : start + WINDOW], key=lambda prompt: sum(map(len, prompt.turns)))
+        out += window if number % 2 == 0 else window[::-1]
+    return out
 
 
 def held_out_prompts(cfg: RunConfig) -> list[Prompt]:

@@ -166,7 +166,7 @@ class _Filler:
         return self.expand(self.rng.choice(options))
 
     def _from_same_split(self, field: str) -> str:
-        """A field of another row, empty if there is none: what is held out must not enter training this way."""
+        """A field of another row, empty if there is none: nothing held out may enter training this way."""
         split = split_of((self.content.family,))
         others = [c for c in self.group.contents if c.family != self.content.family]
         return self.rng.choice([c.values[field] for c in others if split_of((c.family,)) == split] or [""])

@@ -1,18 +1,25 @@
-"""Swapping the linears of a loaded CPU target for the own kernel, q/k/v and gate/up fused into one call.
+"""Swapping modules of a loaded CPU target for the own kernels: linears (q/k/v and gate/up fused), RMS norms, SwiGLU
+and, through transformers' attention interface, the attention of a few queries.
 
 The weights stay where they are under their names, so tied weights and state dicts are unchanged. Anything that is
 not a plain nn.Linear (quantised layers, experts) is left alone. The unswapped model is the reference in the tests.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
-from .kernels import load_library, small_linear
+from .kernels import attention, few_rows, load_library, rms_norm, silu_mul, small_linear
 from .target import Target
 
 FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+ATTENTION = "few_queries"
+UNKNOWN_ARGUMENTS = ("s_aux", "softcap", "position_bias")  # what the own attention does not do
 
 
 def can_fuse(device: torch.device, dtype: torch.dtype) -> bool:
@@ -71,16 +78,109 @@ class FusedLinear(nn.Module):
         return self._group.part(self._index, x)
 
 
+class FastNorm(nn.Module):
+    """Stands where an RMS norm stood, under the same parameter name."""
+
+    def __init__(self, norm: nn.Module, eps: float) -> None:
+        super().__init__()
+        self.weight, self.stock, self.eps = norm.weight, norm.forward, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        return rms_norm(x, self.weight, self.eps) if few_rows(x, self.weight) else self.stock(x)
+
+
+class FastMlp(nn.Module):
+    """down(silu(gate(x)) * up(x)) with gate and up in one call; the linears stay under their names."""
+
+    def __init__(self, mlp: nn.Module) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
+        self.act_fn = mlp.act_fn
+        self._group: FusedGroup = mlp.gate_proj._group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., H] -> [..., H]."""
+        gate_up = small_linear(x, self._group.weight, self._group.bias)
+        if few_rows(gate_up, self._group.weight):
+            hidden = silu_mul(gate_up)
+        else:
+            gate, up = gate_up.split(self._group.sizes, -1)
+            hidden = self.act_fn(gate) * up
+        out: Tensor = self.down_proj(hidden)
+        return out
+
+
+def few_queries_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: the own kernel when the mask carries its spans (target.py), else sdpa."""
+    spans = getattr(attention_mask, "spans", None)
+    if spans is not None and all(kwargs.get(name) is None for name in UNKNOWN_ARGUMENTS):
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        out = attention(query, key, value, spans, scale)
+        if out is not None:
+            return out, None
+    out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    return out, None
+
+
+AttentionInterface.register(ATTENTION, few_queries_attention)
+AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+
+
 def fuse(target: Target) -> None:
-    """Swap the plain linears of a loaded target in place."""
-    for parent in list(target.model.modules()):
+    """Swap modules of a loaded target in place, wherever the swapped one computes the same."""
+    model = target.model
+    for parent in list(model.modules()):
         for names in FUSED:
             _fuse(parent, names)
-    for parent in list(target.model.modules()):
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, FastLinear(child))
-    target.lm_head = target.model.get_output_embeddings()
+    for swapped in (_fast_linear, _fast_norm, _fast_mlp):  # the MLP takes the fast linears along
+        for parent in list(model.modules()):
+            for name, child in list(parent.named_children()):
+                setattr(parent, name, swapped(child))
+    if model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(ATTENTION)
+    target.lm_head = model.get_output_embeddings()
+
+
+def _fast_linear(child: nn.Module) -> nn.Module:
+    return FastLinear(child) if type(child) is nn.Linear else child
+
+
+def _fast_mlp(child: nn.Module) -> nn.Module:
+    silu = type(getattr(child, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+    return FastMlp(child) if silu and _is_swiglu(child) else child
+
+
+def _is_swiglu(mlp: nn.Module) -> bool:
+    """Exactly gate, up (one group), down and an activation, and the MLP is what FastMlp computes."""
+    linears = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
+    if {name for name, _ in mlp.named_children()} != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+        return False
+    if not all(isinstance(linear, FusedLinear) for linear in linears[:2]) or linears[2] is None:
+        return False
+    x = torch.linspace(-1, 1, linears[0].in_features)[None]
+    return torch.allclose(mlp(x), FastMlp(mlp)(x), atol=1e-5, rtol=1e-4)
+
+
+def _fast_norm(norm: nn.Module) -> nn.Module:
+    """A FastNorm if it computes what `norm` does (some models scale by 1 + weight, or norm without a weight)."""
+    if not type(norm).__name__.endswith("RMSNorm"):
+        return norm
+    eps = getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+    weight = getattr(norm, "weight", None)
+    if not isinstance(eps, float) or weight is None or weight.dim() != 1:
+        return norm
+    x = torch.linspace(-2, 3, weight.shape[0])[None]
+    fast = FastNorm(norm, eps)
+    return fast if torch.allclose(norm(x), fast(x), atol=1e-5, rtol=1e-4) else norm
 
 
 def _fuse(parent: nn.Module, names: Sequence[str]) -> None:

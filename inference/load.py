@@ -3,17 +3,19 @@
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from safetensors import SafetensorError
+from torch import nn
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from conf.digest import digest_of
-from conf.errors import UserError
-from conf.schema import TargetConfig
+from conf.errors import UserError, require
+from conf.schema import LmConfig, RunConfig, TargetConfig
 
+from .drafters import needs_vocab
 from .embedded import embedded_target
 from .fused import can_fuse, fuse
 from .target import Target, layer_windows
@@ -38,9 +40,11 @@ def resolve(target_id: str) -> str:
 def load_target(cfg: TargetConfig) -> Target:
     """Load, check and (on a CPU in float32, unless target.kernel=off) swap in the own kernel.
 
-    Raises UserError: not found, not a decoder-only causal LM, recurrent layers, no tokenizer files.
+    Raises UserError: not found, not a decoder-only causal LM, recurrent layers, no tokenizer files, a device that
+    isn't there. All but damaged weights are found out before the weights load.
     """
     where = resolve(cfg.id)
+    load_config(where, cfg)
     text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
     model = load_model(where, cfg)
     target = Target(model, text, cfg.id, identity_of(model, where, cfg, text))
@@ -60,17 +64,46 @@ def wants_kernel(cfg: TargetConfig, target: Target) -> bool:
 def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
     """The stock model in cfg's dtype on cfg's device, its configuration checked before the weights load."""
     transformers_logging.disable_progress_bar()
-    options: dict[str, Any] = {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+    config = load_config(where, cfg)
+    # sdpa leaves soft-capping out; everywhere else transformers knows what the model can do.
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+    device = device_of(cfg.device)
     try:
-        config = AutoConfig.from_pretrained(where, **options)
-        check_supported(config, cfg.id)
-        attention = "eager" if getattr(config, "attn_logit_softcapping", None) else "sdpa"
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, **options
+            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, **_options(cfg)
         )
-    except (OSError, ValueError, HfHubHTTPError, LocalEntryNotFoundError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
-    return model.to(device_of(cfg.device))
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device))
+
+
+def load_config(where: str, cfg: TargetConfig) -> Any:
+    """The target's transformers configuration. Raises UserError when there is none or the loop can't run it."""
+    try:
+        config = AutoConfig.from_pretrained(where, **_options(cfg))
+    except (OSError, ValueError) as error:  # hub errors are OSErrors
+        raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
+    check_supported(config, cfg.id)
+    return config
+
+
+def _options(cfg: TargetConfig) -> dict[str, Any]:
+    return {"revision": cfg.revision, "trust_remote_code": cfg.trust_remote_code}
+
+
+def precheck(cfg: RunConfig) -> None:
+    """Refuse what the target's configuration already shows to be impossible, before any weights load.
+
+    Raises UserError: a target that can't be run or a device that isn't there; ConfigError: a trimmed vocabulary
+    larger than the target's, layers it doesn't have.
+    """
+    config = load_config(resolve(cfg.target.id), cfg.target)
+    device_of(cfg.target.device)
+    name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
+    require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
+        fits = all(-layers <= i < layers for i in cfg.drafter.layers)
+        require(fits, "drafter.layers", cfg.drafter.layers, f"-{layers} to {layers - 1}, the layers of {name}")
 
 
 def check_supported(config: Any, name: str) -> None:
@@ -79,13 +112,19 @@ def check_supported(config: Any, name: str) -> None:
         raise UserError(f"target {name} is an encoder-decoder model; draftsmith needs a decoder-only causal LM")
     if hasattr(config, "vision_config"):
         raise UserError(f"target {name} is a vision-language model; give its text-only causal LM")
-    recurrent = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
-    if recurrent or "rwkv" in str(config.model_type) or "mamba" in str(config.model_type):
+    if _is_stateful(config):
         raise UserError(
             f"target {name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected "
             "draft; choose an attention model"
         )
     layer_windows(config)
+
+
+def _is_stateful(config: Any) -> bool:
+    """Whether transformers marks the model as one with recurrent state; code from the hub is asked by its keys."""
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    by_key = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
+    return by_key or bool(getattr(model, "_is_stateful", False))
 
 
 def device_of(name: str) -> torch.device:

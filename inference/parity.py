@@ -34,7 +34,8 @@ class Parity:
 
     def __str__(self) -> str:
         word = "ok" if self.ok else "FAILED"
-        return f"parity {word}: max |difference| {self.max_abs_difference:.2e} (bound {self.bound:.1e}) over {self.positions} positions"
+        worst = f"max |difference| {self.max_abs_difference:.2e} (bound {self.bound:.1e})"
+        return f"parity {word}: {worst} over {self.positions} positions"
 
 
 def check_parity(

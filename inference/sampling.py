@@ -35,12 +35,12 @@ class SamplingRows:
         self.greedy = all(r.greedy for r in rows)
         self.any_greedy = any(r.greedy for r in rows)
         self.penalised = any(r.repetition_penalty != 1.0 for r in rows)
-        self.temperature = torch.tensor([r.temperature or 1.0 for r in rows], device=device)
+        self.temperature = _numbers([r.temperature or 1.0 for r in rows], device)
         self.is_greedy = torch.tensor([r.greedy for r in rows], device=device)
         self.top_k = _column(rows, "top_k", 0, device)
         self.top_p = _column(rows, "top_p", 1.0, device)
         self.min_p = _column(rows, "min_p", 0.0, device)
-        self.penalty = torch.tensor([r.repetition_penalty for r in rows], device=device)
+        self.penalty = _numbers([r.repetition_penalty for r in rows], device)
         self._device = device
 
     @cached_property
@@ -53,7 +53,12 @@ class SamplingRows:
 
 def _column(rows: Sequence[Sampling], name: str, off: float, device: torch.device) -> Tensor | None:
     values = [getattr(r, name) for r in rows]
-    return None if all(v == off for v in values) else torch.tensor(values, device=device)
+    return None if all(v == off for v in values) else _numbers(values, device)
+
+
+def _numbers(values: Sequence[float], device: torch.device) -> Tensor:
+    """[B], floats in float64: 0.7 in float32 would not be 0.7 for float64 logits."""
+    return torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else None, device=device)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

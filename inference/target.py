@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ SLOT_TYPES = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True)
 class Hidden:
-    """last [B,N,H]: after the final norm, what the head reads. taps: raw outputs of the tapped layers [B,N,H]."""
+    """last [B,N,H]: after the final norm, what the head reads. taps [B,N,H]: hidden_states at the tapped indices."""
 
     last: Tensor
     taps: tuple[Tensor, ...] = ()
@@ -49,9 +49,17 @@ class Target:
         self._cache_key = _cache_keyword(self.base)
         self._cap = getattr(config, "final_logit_softcapping", None)
         self._scale = _logit_scale(config)
-        self.dtype: torch.dtype = model.dtype
-        self.device: torch.device = model.device
-        self._check_head()
+        self._check_runs()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights; a drafter's model may be cast after it was wrapped."""
+        return cast(torch.dtype, self.model.dtype)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return cast(torch.device, self.model.device)
 
     @property
     def text(self) -> Text:
@@ -79,7 +87,7 @@ class Target:
         """Run tokens [B,N], row b at its own length; the caller then advances the cache by what it keeps."""
         positions = cache.begin(tokens.shape[1], tokens.device)
         mask = self._mask(positions, cache.view)
-        with _Taps(self.layers, self.embedding, taps) as seen:
+        with _Taps(self.layers, taps) as seen:
             out = self.base(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
                 **{self._cache_key: cache},
@@ -95,7 +103,7 @@ class Target:
         """
         if int(lengths.max()) > tokens.shape[1]:
             raise ValueError(f"lengths up to {int(lengths.max())} for rows of {tokens.shape[1]} tokens")
-        with _Taps(self.layers, self.embedding, taps) as seen:
+        with _Taps(self.layers, taps) as seen:
             out = self.base(input_ids=tokens, use_cache=False)
         return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
 
@@ -114,7 +122,8 @@ class Target:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., H]."""
-        return self.embedding(tokens)
+        embedded: Tensor = self.embedding(tokens)
+        return embedded
 
     def _post(self, logits: Tensor) -> Tensor:
         if self._scale != 1.0:
@@ -125,18 +134,31 @@ class Target:
         masks = {
             kind: causal_mask(positions, view, window, self.dtype) for kind, window in self.windows.items()
         }
+        for kind, window in self.windows.items():
+            masks[kind].spans = causal_spans(positions, window)  # type: ignore[attr-defined]  # for fused.py
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
-    def _check_head(self) -> None:
-        """The head must be what `head` computes; asked of the model itself on three tokens."""
+    def _check_runs(self) -> None:
+        """The model itself is asked, on three tokens: its head must be what `head` computes, and it must go on from
+        a SlotCache (models that make their own biases from a 2-D mask, as for ALiBi, may not).
+        """
         ids = torch.arange(3, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
             own = self.model(input_ids=ids, use_cache=False).logits
-            ours = self.head(self.read(ids, torch.tensor([3])).last)
-        if not torch.allclose(own.float(), ours.float(), atol=1e-2, rtol=1e-2):
-            raise UserError(
-                f"target {self.name}: its logits are not head(final hidden state); such heads are not supported"
-            )
+            read = self.head(self.read(ids, torch.tensor([3])).last)
+            try:
+                cached = self.head(self._in_two_parts(ids))
+            except (RuntimeError, ValueError, TypeError) as error:
+                raise UserError(f"target {self.name} can't run on a cache with slots: {error}") from error
+        for logits, what in ((read, "head(final hidden state)"), (cached, "the same with a cache with slots")):
+            if not _close(own, logits):
+                raise UserError(f"target {self.name}: its logits are not {what}; such models are not supported")
+
+    def _in_two_parts(self, ids: Tensor) -> Tensor:
+        cache = self.new_cache(1)
+        first = self.forward(ids[:, :2], cache).last
+        cache.advance([2])
+        return torch.cat([first, self.forward(ids[:, 2:], cache).last], 1)
 
 
 def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -148,6 +170,12 @@ def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.d
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, torch.finfo(dtype).min
     )
+
+
+def causal_spans(positions: Tensor, window: int | None) -> Tensor:
+    """[B,N,2]: the same mask as first and one past the last visible slot of each position [B,N]."""
+    first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
+    return torch.stack([first, positions + 1], -1)
 
 
 def layer_windows(config: Any) -> dict[str, int | None]:
@@ -172,6 +200,12 @@ def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:
     raise UserError(f"found no list of {count} decoder layers in {type(base).__name__}; this model is unknown")
 
 
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether logits agree but for the noise of their dtype; False for NaN."""
+    bound = 1e-2 if torch.finfo(a.dtype).bits > 16 else 0.1
+    return bool((a - b).abs().max() <= bound * a.abs().max())
+
+
 def _cache_keyword(base: nn.Module) -> str:
     names = inspect.signature(base.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
@@ -190,21 +224,21 @@ def _config_eos(model: PreTrainedModel) -> frozenset[int]:
 
 
 class _Taps:
-    """Forward hooks for one call: hidden_states index 0 is the embedding output, i the output of layer i - 1."""
+    """Hooks for one call: hidden_states[i] is what layer i reads (0: the embeddings, scaled and all)."""
 
-    def __init__(self, layers: Sequence[nn.Module], embedding: nn.Module, taps: Sequence[int]) -> None:
-        self.modules = {i: embedding if i == 0 else layers[i - 1] for i in taps if i < len(layers)}
+    def __init__(self, layers: Sequence[nn.Module], taps: Sequence[int]) -> None:
+        self.modules = {i: layers[i] for i in taps if i < len(layers)}
         self.seen: dict[int, Tensor] = {}
         self.handles: list[Any] = []
 
     def __enter__(self) -> "_Taps":
         for index, module in self.modules.items():
-            self.handles.append(module.register_forward_hook(self._record(index)))
+            self.handles.append(module.register_forward_pre_hook(self._record(index), with_kwargs=True))
         return self
 
     def _record(self, index: int) -> Any:
-        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            self.seen[index] = output[0] if isinstance(output, tuple) else output
+        def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.seen[index] = args[0] if args else kwargs["hidden_states"]
 
         return hook
 

@@ -94,14 +94,15 @@ class Trainer:
 
     def _loop(self, validator: Validates | None, stop: Stop) -> None:
         began = time.monotonic()
-        self._validate_if_due(validator)
         self.drafter.train()
-        while self.state.step < self.total:
-            if self._anyone(stop.requested):
-                self._leave()
-            self._step()
+        while True:
             self.state.seconds = self.earlier_seconds + time.monotonic() - began
+            if self._anyone(stop.requested):
+                self._leave()  # a validation that was due is made up for by the resumed run
             self._validate_if_due(validator)
+            if self.state.step >= self.total:
+                return
+            self._step()
 
     def _step(self) -> None:
         began = time.monotonic()

@@ -114,7 +114,8 @@ def nla(c: Comparison, cfg: ObjectiveConfig) -> Tensor:
 
 def lk(c: Comparison, cfg: ObjectiveConfig) -> Tensor:
     """lambda KL + (1 - lambda)(1 - alpha), lambda = exp(-eta stop_gradient(alpha)): KL first, acceptance later."""
-    lam = torch.exp(-cfg.eta * c.log_alpha.detach().exp())
+    eta = 3.0 if cfg.eta is None else cfg.eta
+    lam = torch.exp(-eta * c.log_alpha.detach().exp())
     return lam * forward_kl(c, cfg) + (1 - lam) * tv(c, cfg)
 
 

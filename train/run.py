@@ -35,10 +35,10 @@ def run(cfg: RunConfig) -> None:
     path = run_dir(cfg)
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
     target = load_target(cfg.target)
-    if isinstance(cfg.drafter, NgramConfig):
-        write_untrained(cfg, path, target)
-    else:
+    if not isinstance(cfg.drafter, NgramConfig):
         train(cfg, path, target, accelerator)
+    elif accelerator.is_main_process:
+        write_untrained(cfg, path, target)
     if accelerator.is_main_process:
         print(path / "timing" / "train.json", flush=True)
 

@@ -47,7 +47,7 @@ class TrainView(nn.Module):
 
 @dataclass
 class Sums:
-    """Sums over supervised positions. per_position [4, K] float64: count, loss, alpha, argmax agreement;
+    """Sums over supervised positions. per_position [4, K]: count, loss, alpha, argmax agreement;
     reduced [2]: weighted loss and the N it is divided by."""
 
     per_position: Tensor
@@ -56,10 +56,8 @@ class Sums:
     @classmethod
     def zeros(cls, steps: int, device: torch.device) -> "Sums":
         """Nothing counted yet."""
-        return cls(
-            torch.zeros(4, steps, dtype=torch.float64, device=device),
-            torch.zeros(2, dtype=torch.float64, device=device),
-        )
+        dtype = torch.float32 if device.type == "mps" else torch.float64  # MPS has no float64
+        return cls(torch.zeros(4, steps, dtype=dtype, device=device), torch.zeros(2, dtype=dtype, device=device))
 
     def metrics(self) -> dict[str, Any]:
         """loss (as minimised) and, for each draft position: loss_per_pos, alpha_per_pos, agreement_per_pos."""
@@ -173,7 +171,7 @@ def count_positions(sums: Sums, comparison: Comparison, loss: Tensor, mask: Tens
     """Add loss, alpha and argmax agreement [B, a, K] of the supervised positions to `sums`, by draft position."""
     alpha = comparison.log_alpha.detach().exp()
     values = torch.stack([torch.ones_like(loss), loss, alpha, comparison.agreement.to(loss)])
-    sums.per_position += torch.where(mask, values, 0.0).sum(dim=(1, 2), dtype=torch.float64)
+    sums.per_position += torch.where(mask, values, 0.0).sum(dim=(1, 2), dtype=sums.per_position.dtype)
 
 
 def first_not_finite(tensors: dict[str, Tensor | None]) -> str | None:

@@ -54,9 +54,9 @@ class TargetTeacher:
             if remember:
                 self._known[batch.keys[b]] = row
             found[:, b, :length] = row
-        log_norm, argmax = found.to(batch.hidden.device)
         exact = torch.promote_types(batch.hidden.dtype, torch.float32)
-        return Norms(log_norm.to(exact), self.places[argmax.long()], self.places[batch.response])
+        log_norm, argmax = found[0].to(exact).to(batch.hidden.device), found[1].long().to(batch.hidden.device)
+        return Norms(log_norm, self.places[argmax], self.places[batch.response])
 
     @torch.no_grad()
     def at(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Teacher:
@@ -85,7 +85,7 @@ class TargetTeacher:
         logits = _exact(self.target.head(hidden))  # [n, V]
         argmax = logits.argmax(dim=-1)
         log_norm = torch.logsumexp(logits / self.temperature, dim=-1)
-        return torch.stack([log_norm.double(), argmax.double()]).cpu()
+        return torch.stack([log_norm.cpu().double(), argmax.cpu().double()])
 
     def _head(self, hidden: Tensor) -> Tensor:
         """[..., H] -> [..., D]: only the drafter's rows of the head, scaled and capped as the target does it."""

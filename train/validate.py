@@ -65,7 +65,8 @@ class Validator:
         plain = Decoder(target, None, batch=len(self.requests), keep_hidden=True).generate(self.requests)
         self.answers = [result.tokens for result in plain]
         self.batches = held_out_batches(plain)
-        self.parity_prompts = [request.prompt for request in self.requests[:PARITY_PROMPTS]]
+        drafted = [r.request.prompt for r in plain if len(r.tokens) >= 2]
+        self.parity_prompts = drafted[:PARITY_PROMPTS]
 
     def validate(self, step: int, drafter: Drafter) -> Validation:
         """Measure `drafter`. Raises UserError when its decode logits are not its training logits."""

@@ -1,8 +1,10 @@
 """The drafters: `build` is the only list of kinds."""
 
+from typing import cast
+
 import torch
-from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
@@ -12,7 +14,7 @@ from ..text import Text, same_tokenizer
 from .base import Context, Draft, Drafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
-from .lm import LmDrafter, cut_from
+from .lm import LmDrafter, cut_from, trim_head
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
@@ -54,15 +56,26 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
     if cfg.model is None:
-        model = cut_from(target, cfg.layers, vocab_ids)
-    else:
-        if not same_tokenizer(target.text, Text.load(cfg.model)):
-            raise UserError(
-                f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
-                "share the target's tokenizer"
-            )
-        model = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=target.dtype).to(target.device)
-    return LmDrafter(model, vocab_ids, target.vocab_size)
+        return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size)
+    if not same_tokenizer(target.text, Text.load(cfg.model)):
+        raise UserError(
+            f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
+            "share the target's tokenizer"
+        )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=target.dtype)
+    cast(nn.Module, model).to(target.device)
+    return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size)
+
+
+def _fit_vocab(model: PreTrainedModel, target: Target, vocab_ids: Tensor | None) -> Tensor | None:
+    """Trim the head of a separate LM; one with fewer head rows than the target's is a trimmed one already."""
+    rows = model.get_output_embeddings().weight.shape[0]
+    if vocab_ids is None:
+        return torch.arange(rows, device=target.device) if rows < target.vocab_size else None
+    if int(vocab_ids.max()) >= rows:
+        raise ConfigError(f"drafter.draft_vocab_size = {len(vocab_ids)}: the drafter has only {rows} ids")
+    trim_head(model, vocab_ids)
+    return vocab_ids
 
 
 def check_vocab(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> None:

@@ -25,6 +25,7 @@ class Readout:
 
     def __call__(self, state: Tensor) -> Tensor:
         """state [..., H] -> logits [..., D]."""
+        state = state.to(self.target.dtype)  # heads may be kept in another dtype than the target
         if self.rows is None:
             return self.target.head(state)
         return self.target.post_head(F.linear(state, *self.rows))

@@ -30,7 +30,8 @@ class HydraBlock(nn.Module):
         """state, token [..., H] -> next state [..., H]."""
         mixed = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
         gate, up = self.gate_up(mixed).chunk(2, -1)
-        return state + self.down(F.silu(gate) * up)
+        change: Tensor = self.down(F.silu(gate) * up)
+        return state + change
 
 
 class HydraStep(nn.Module):
@@ -89,7 +90,8 @@ class HydraDrafter(HeadsDrafter):
     def advance(self, step: int, hidden: Tensor, tokens: Tensor) -> Tensor:
         """State [..., H] after one more token [...]."""
         module = self.steps[step % len(self.steps)]
-        return module(hidden, self.target.embed(tokens).to(self.dtype))
+        moved: Tensor = module(hidden, self.target.embed(tokens).to(self.dtype))
+        return moved
 
     @property
     def dtype(self) -> torch.dtype:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -69,10 +69,8 @@ class LmDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """Teacher-forced next-token logits at every anchor [B, A, 1, D]."""
         anchors = batch.response.shape[1] - 1
-        hidden = self.model.base_model(input_ids=batch.tokens, use_cache=False).last_hidden_state
-        at = (batch.starts[:, None] + torch.arange(anchors, device=hidden.device)).clamp(
-            max=hidden.shape[1] - 1
-        )
+        hidden = self.lm.base(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        at = (batch.starts[:, None] + torch.arange(anchors, device=hidden.device)).clamp(max=hidden.shape[1] - 1)
         picked = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[2]))
         return self.logits(picked)[:, :, None]
 
@@ -139,13 +137,13 @@ def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) ->
     config.num_hidden_layers = len(chosen)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in chosen]
-    if draft_ids is not None:
-        config.tie_word_embeddings = False
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=config._attn_implementation)
-    model = model.to(device=target.device, dtype=target.dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        config, attn_implementation=config._attn_implementation
+    )
+    cast(nn.Module, model).to(device=target.device, dtype=target.dtype)
     _copy_layers(target, model, chosen)
     if draft_ids is not None:
-        _trim_head(target, model, draft_ids)
+        trim_head(model, draft_ids)
     return model
 
 
@@ -166,10 +164,12 @@ def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) 
     model.load_state_dict(state, strict=True)
 
 
-def _trim_head(target: Target, model: PreTrainedModel, draft_ids: Tensor) -> None:
-    weight, bias = target.head_rows(draft_ids)
-    head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).to(weight)
-    head.weight.data.copy_(weight)
-    if bias is not None:
-        head.bias.data.copy_(bias)
+def trim_head(model: PreTrainedModel, draft_ids: Tensor) -> None:
+    """Keep only rows draft_ids [D] of the model's head, which is then no longer tied to the embedding."""
+    full = model.get_output_embeddings()
+    head = nn.Linear(full.in_features, len(draft_ids), bias=full.bias is not None).to(full.weight)
+    head.weight.data.copy_(full.weight[draft_ids])
+    if full.bias is not None:
+        head.bias.data.copy_(full.bias[draft_ids])
+    model.config.tie_word_embeddings = False
     model.set_output_embeddings(head)

@@ -1,32 +1,27 @@
-"""A small own kernel: linears over a few rows on a CPU in float32, compiled at first use, with a clean fall-back.
+"""Small own kernels for a CPU in float32: linears over a few rows, attention of a few queries, norm, SwiGLU.
 
-The library is kept in the cache folder under a name made of the source, the compiler and the processor. Without a
-C compiler the stock operation is used and that is said once.
+Decoding a few tokens is bound by reading weights and by the number of operations; these read everything once and
+need few calls. A row's result does not depend on how many rows are computed with it. Without a C compiler the stock
+operations are used and that is said once. fused.py puts them into a model.
 """
-
-import ctypes
-import hashlib
-import os
-import shutil
-import subprocess
-import tempfile
-import warnings
-from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .build import load_library
+
+__all__ = ["MAX_ROWS", "attention", "few_rows", "load_library", "rms_norm", "silu_mul", "small_linear"]
+
 MAX_ROWS = 16  # above this a general matrix kernel is as fast
-SOURCE = Path(__file__).with_name("linear.c")
+LANES = 16  # head widths must be a multiple of the widest vector
 
 
 def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """F.linear for x [..., I], weight [O, I]: the own kernel for up to MAX_ROWS rows, else the stock operation."""
     rows = x.numel() // x.shape[-1]
-    library = load_library()
-    if library is None or rows > MAX_ROWS or rows == 0 or (torch.is_grad_enabled() and x.requires_grad):
+    library = load_library() if rows <= MAX_ROWS else None
+    if library is None or rows == 0 or not few_rows(x, weight):
         return F.linear(x, weight, bias)
     x = x.contiguous()
     y = x.new_empty(*x.shape[:-1], weight.shape[0])
@@ -37,41 +32,51 @@ def small_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return y
 
 
-@cache
-def load_library() -> ctypes.CDLL | None:
-    """The compiled kernel, None where it can't be built (a warning says why)."""
-    try:
-        library = ctypes.CDLL(str(_build()))
-    except (OSError, subprocess.CalledProcessError, RuntimeError) as error:
-        detail = getattr(error, "stderr", None) or str(error)
-        warnings.warn(f"the CPU kernel can't be built, stock linears are used: {detail.strip()[:200]}", stacklevel=2)
+def few_rows(x: Tensor, weight: Tensor) -> bool:
+    """Float32 on the CPU (under autocast inputs may not be), and nobody asks for a gradient."""
+    plain = x.dtype == weight.dtype == torch.float32 and x.is_cpu and weight.is_cpu and weight.is_contiguous()
+    return plain and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight over the last axis [..., H]; the caller has checked `few_rows`."""
+    library = load_library()
+    assert library is not None
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    library.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], eps)
+    return y
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up of cat(gate, up) [..., 2 I] -> [..., I]; contiguous float32 on the CPU."""
+    library = load_library()
+    assert library is not None
+    width = gate_up.shape[-1] // 2
+    y = gate_up.new_empty(*gate_up.shape[:-1], width)
+    library.silu_mul(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width)
+    return y
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float) -> Tensor | None:
+    """Grouped attention of few queries over slots; None where the kernel does not fit and stock must be used.
+
+    query [B,heads,N,d]; key, value [B,groups,S,d]; spans [B,N,2] int64: first and one past the last slot that a
+    query sees. Returns [B,N,heads,d].
+    """
+    batch, heads, n, width = query.shape
+    library = load_library()
+    last_axis = query.stride(3) == key.stride(3) == value.stride(3) == 1
+    plain = all(t.is_cpu and t.dtype == torch.float32 for t in (query, key, value))
+    fits = plain and last_axis and spans.is_contiguous() and value.shape[3] == width and width % LANES == 0
+    if library is None or n > MAX_ROWS or not fits or (torch.is_grad_enabled() and query.requires_grad):
         return None
-    library.linear.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 3 + [ctypes.c_int]
-    library.linear.restype = None
-    return library
-
-
-def _build() -> Path:
-    """Compile unless the cache has it. torch's OpenMP runtime is shared: same library name, already loaded."""
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise RuntimeError("no C compiler (cc) found")
-    root = Path(os.environ.get("DRAFTSMITH_CACHE", Path.home() / ".cache" / "draftsmith")) / "kernels"
-    library = root / f"linear-{_key(compiler)}.so"
-    if not library.exists():
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=root) as folder:
-            built = Path(folder) / library.name
-            flags = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-std=gnu11"]
-            subprocess.run(
-                [compiler, *flags, "-o", str(built), str(SOURCE)], check=True, capture_output=True, text=True
-            )
-            os.replace(built, library)
-    return library
-
-
-def _key(compiler: str) -> str:
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else os.uname().machine
-    flags = next((line for line in cpu.splitlines() if line.startswith(("flags", "Features"))), cpu[:80])
-    return hashlib.sha256((SOURCE.read_text() + version + flags).encode()).hexdigest()[:16]
+    threads, slots = torch.get_num_threads(), key.shape[2]
+    out = query.new_empty(batch, n, heads, width)
+    scratch = query.new_empty(threads, slots + LANES)
+    library.attention(
+        query.data_ptr(), key.data_ptr(), value.data_ptr(), spans.data_ptr(), out.data_ptr(), scratch.data_ptr(),
+        batch, heads, key.shape[1], n, width, slots + LANES, *query.stride()[:3], *key.stride()[:3],
+        *value.stride()[:3], scale, threads,
+    )  # fmt: skip
+    return out

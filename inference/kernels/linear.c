@@ -3,31 +3,11 @@
  * Decoding a few tokens is bound by reading weights; general matrix kernels read them again, or compute row by
  * row, when m is 2..8. Here one vector accumulator runs over k for each (m, o), so the result of a row does not
  * depend on how many rows are computed with it: verification over n tokens equals n single steps bit for bit in
- * the linear layers.
+ * the linear layers. Compilers fuse multiplications and additions in some of the variants and not in others, so
+ * that is switched off (-ffp-contract=off) and done by hand.
  */
 #include <stdint.h>
-#include <string.h>
-
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-static inline __attribute__((always_inline)) float total(vec v) {
-    for (int i = LANES / 2; i > 0; i /= 2)
-        for (int j = 0; j < i; j++) v[j] += v[j + i];
-    return v[0];
-}
-
-static inline vec tail(const float *from, int64_t count) {
-    vec v = (vec){0};
-    memcpy(&v, from, 4 * count);
-    return v;
-}
+#include "vector.h"
 
 /* R weight rows x M input rows; both constants after inlining, so the accumulators live in registers. */
 static inline __attribute__((always_inline)) void block(
@@ -41,7 +21,8 @@ static inline __attribute__((always_inline)) void block(
         for (int m = 0; m < M; m++) xs[m] = *(const vec *)(x + m * in + k);
         for (int r = 0; r < R; r++) {
             vec wr = *(const vec *)(w + r * in + k);
-            for (int m = 0; m < M; m++) acc[r][m] += wr * xs[m];
+            __builtin_prefetch(w + (r + 4) * in + k); /* the next group of rows: its stream starts anew */
+            for (int m = 0; m < M; m++) acc[r][m] = multiply_add(wr, xs[m], acc[r][m]);
         }
     }
     if (k < in) { /* the tail goes through the same accumulators, padded with zeros */
@@ -49,7 +30,7 @@ static inline __attribute__((always_inline)) void block(
         for (int m = 0; m < M; m++) xs[m] = tail(x + m * in + k, in - k);
         for (int r = 0; r < R; r++) {
             vec wr = tail(w + r * in + k, in - k);
-            for (int m = 0; m < M; m++) acc[r][m] += wr * xs[m];
+            for (int m = 0; m < M; m++) acc[r][m] = multiply_add(wr, xs[m], acc[r][m]);
         }
     }
     for (int r = 0; r < R; r++)
