@@ -115,8 +115,8 @@ class NgramConfig(DrafterConfig):
 class HeadsConfig(DrafterConfig):
     """What Medusa and Hydra heads share."""
 
-    draft_vocab_size: int = 8192
-    num_heads: int = 4
+    draft_vocab_size: int = 4096
+    num_heads: int = 3
     num_layers: int = 1
 
     def __post_init__(self) -> None:
@@ -192,7 +192,7 @@ class DataConfig:
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
     prompts: int = 1200  # prompts taken from the sources
     self_written: int = 0  # requests that the target writes itself
-    response_tokens: int = 72000  # collection stops at this many response tokens
+    response_tokens: int = 48000  # collection stops at this many response tokens
     max_prompt_tokens: int = 640
     max_new_tokens: int = 192
     turns: int = 1  # turns of a multi-turn prompt that are answered
@@ -231,7 +231,7 @@ class OptimConfig:
     clip: float = 1.0
     epochs: float = 3.0
     max_steps: int | None = None
-    batch_tokens: int = 2048  # supervised positions in a micro-batch
+    batch_tokens: int = 1024  # supervised positions in a micro-batch
     accumulate: int = 1
     autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
 
@@ -288,12 +288,12 @@ class BenchConfig:
 
     sets: list[str] = field(default_factory=lambda: ["builtin"])
     spec_bench_path: str | None = None
-    prompts: int = 28  # a set, stratified over its categories; 48 for spec_bench
+    prompts: int = 21  # a set, stratified over its categories; 48 for spec_bench
     spec_bench_prompts: int = 48
     max_new_tokens: int = 96
     turns: int = 1
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
-    sampled_prompts: int = 14  # prompts of each set at temperatures above 0
+    sampled_prompts: int = 7  # prompts of each set at temperatures above 0
     acceptance: Acceptance = Acceptance.exact
     bootstrap: int = 2000
     lossless_draws: int = 20000

@@ -20,7 +20,7 @@ from conf.digest import differences, plain
 from conf.errors import UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
-from .drafters import Drafter, build
+from .drafters import Drafter, build, needs_vocab
 from .target import Target
 
 WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
@@ -56,7 +56,12 @@ def replace_folder(new: Path, folder: Path) -> None:
     old = folder.with_name(f".{folder.name}.old-{os.getpid()}")
     if folder.exists():
         os.rename(folder, old)
-    os.rename(new, folder)
+    try:
+        os.rename(new, folder)
+    except OSError:
+        if old.exists():
+            os.rename(old, folder)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -64,20 +69,33 @@ def read_about(folder: Path) -> dict[str, Any]:
     """drafter.json. Raises UserError when the folder is not a drafter."""
     path = folder / CONFIG
     try:
-        about: dict[str, Any] = json.loads(path.read_text())
-        return about
-    except (OSError, json.JSONDecodeError) as error:
+        about = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         raise UserError(f"{folder} is not a drafter folder ({CONFIG}: {error}); train one or name another") from error
+    if not isinstance(about, dict) or not isinstance(about.get("drafter"), dict):
+        raise UserError(f"{path} describes no drafter; train one or name another")
+    return about
 
 
 def drafter_config(about: dict[str, Any], folder: Path) -> DrafterConfig:
     """The configuration a drafter was built with. Raises UserError for an unknown kind or key."""
-    fields = dict(about.get("drafter", {}))
+    fields = dict(about["drafter"])
     kind = KINDS.get(str(fields.get("kind")))
     known = {f.name for f in dataclasses.fields(kind)} if kind else set()
     if kind is None or not set(fields) <= known:
         raise UserError(f"{folder / CONFIG}: unknown drafter kind or keys: {sorted(set(fields) - known)}")
     return kind(**fields)
+
+
+def find(where: str | Path) -> Path:
+    """A folder as it is, else a hub id, downloaded. Raises UserError when it is neither."""
+    if Path(where).is_dir():
+        return Path(where)
+    try:
+        return Path(snapshot_download(str(where)))
+    except (OSError, ValueError) as error:  # hub errors are one or the other
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"drafter {where} is neither a folder nor on the hub: {reason}") from error
 
 
 def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterConfig, dict[str, Any]]:
@@ -86,7 +104,7 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     Raises UserError: not a drafter, made for another target or tokenizer (names what differs), tensors missing,
     of another shape, or not finite.
     """
-    folder = Path(where) if Path(where).is_dir() else Path(snapshot_download(str(where)))
+    folder = find(where)
     about = read_about(folder)
     cfg = drafter_config(about, folder)
     check_target(about.get("target", {}), target, str(where))
@@ -95,6 +113,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS} can't be read: {error}") from error
     vocab = tensors.pop(VOCAB_KEY, None)
+    if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
+        raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
     drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about

@@ -1,5 +1,6 @@
 """Batch: what a drafter trains on. Knows nothing about where rows come from."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -46,6 +47,23 @@ class Batch:
         return drafted[None] < self.response_lengths[:, None, None]
 
 
+def similar_lengths(lengths: Sequence[int], most: int = 4096) -> list[list[int]]:
+    """Indices in groups of similar length, each of at most `most` tokens when padded (or one row)."""
+    groups: list[list[int]] = []
+    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
+        if groups and lengths[i] * (len(groups[-1]) + 1) <= most:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return [sorted(group) for group in groups]
+
+
+def right_padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Ids of ragged rows -> [B, T] int64, zeros on the right."""
+    width = max(len(row) for row in rows)
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in rows], dtype=torch.int64)
+
+
 def response_positions(starts: Tensor, width: int, length: int) -> Tensor:
     """Absolute positions [B, width] that predict response tokens 0..width-1, clamped to `length` - 1."""
     return (starts[:, None] - 1 + torch.arange(width, device=starts.device)).clamp(max=length - 1)
@@ -59,13 +77,9 @@ def make_batch(
 ) -> Batch:
     """Right-pad rows into a Batch. hidden: one [R_b, H] a row."""
     lengths = [len(p) + len(r) for p, r in zip(prompts, responses, strict=True)]
-    tokens = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
-    response = torch.zeros(len(prompts), max(len(r) for r in responses), dtype=torch.int64)
-    for row, (p, r) in enumerate(zip(prompts, responses, strict=True)):
-        tokens[row, : lengths[row]] = torch.tensor([*p, *r])
-        response[row, : len(r)] = torch.tensor(r)
+    response = right_padded(responses)
     return Batch(
-        tokens,
+        right_padded([[*p, *r] for p, r in zip(prompts, responses, strict=True)]),
         torch.tensor(lengths),
         torch.tensor([len(p) for p in prompts]),
         response,

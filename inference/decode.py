@@ -15,13 +15,12 @@ from torch import Tensor
 from conf.errors import UserError
 
 from .acceptance import Round
+from .batch import right_padded, similar_lengths
 from .drafters.base import Context, Draft, Drafter
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
 from .target import Target
 from .text import StopChecker
 from .verify import Verdict, verify, verify_greedy
-
-PREFILL_TOKENS = 4096  # padded tokens of one prefill forward
 
 
 @dataclass
@@ -171,7 +170,7 @@ class _Loop:
         if self.d.drafter is not None:
             self.d.drafter.admit(self.state, rows)
         done: list[Result] = []
-        for group in _groups(requests):
+        for group in similar_lengths([len(r.prompt) for r in requests]):
             done += self._prefill([rows[i] for i in group], [requests[i] for i in group])
         return done
 
@@ -180,9 +179,7 @@ class _Loop:
         lengths = [len(r.prompt) for r in requests]
         if min(lengths) == 0 or min(r.max_new_tokens for r in requests) < 1:
             raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
-        tokens = torch.zeros(len(requests), max(lengths), dtype=torch.int64)
-        for i, request in enumerate(requests):
-            tokens[i, : lengths[i]] = torch.tensor(request.prompt)
+        tokens = right_padded([r.prompt for r in requests])
         whole = len(at) == len(self.rows)
         cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
         if whole:
@@ -338,16 +335,3 @@ class _Loop:
         row = self.rows[b]
         assert row is not None
         return row
-
-
-def _groups(requests: list[Request]) -> list[list[int]]:
-    """Indices of requests in groups of similar length, each at most PREFILL_TOKENS when padded."""
-    order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt))
-    groups: list[list[int]] = []
-    for i in order:
-        padded = len(requests[i].prompt) * (len(groups[-1]) + 1 if groups else 1)
-        if groups and padded <= PREFILL_TOKENS:
-            groups[-1].append(i)
-        else:
-            groups.append([i])
-    return [sorted(group) for group in groups]

@@ -5,8 +5,8 @@ The weights stay where they are under their names, so tied weights and state dic
 not a plain nn.Linear (quantised layers, experts) is left alone. The unswapped model is the reference in the tests.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -71,11 +71,11 @@ class FusedLinear(nn.Module):
         self.weight = nn.Parameter(group.weight[rows], requires_grad=False)
         self.bias = None if group.bias is None else nn.Parameter(group.bias[rows], requires_grad=False)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self._group, self._index = group, index
+        self.group, self._index = group, index
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., I] -> [..., O]."""
-        return self._group.part(self._index, x)
+        return self.group.part(self._index, x)
 
 
 class FastNorm(nn.Module):
@@ -83,7 +83,9 @@ class FastNorm(nn.Module):
 
     def __init__(self, norm: nn.Module, eps: float) -> None:
         super().__init__()
-        self.weight, self.stock, self.eps = norm.weight, norm.forward, eps
+        self.weight = cast(nn.Parameter, norm.weight)
+        self.stock: Callable[[Tensor], Tensor] = norm.forward
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
@@ -95,9 +97,9 @@ class FastMlp(nn.Module):
 
     def __init__(self, mlp: nn.Module) -> None:
         super().__init__()
-        self.gate_proj, self.up_proj, self.down_proj = mlp.gate_proj, mlp.up_proj, mlp.down_proj
-        self.act_fn = mlp.act_fn
-        self._group: FusedGroup = mlp.gate_proj._group
+        self.gate_proj, self.up_proj = cast(FusedLinear, mlp.gate_proj), cast(FusedLinear, mlp.up_proj)
+        self.down_proj, self.act_fn = cast(nn.Module, mlp.down_proj), cast(nn.Module, mlp.act_fn)
+        self._group = self.gate_proj.group
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
@@ -161,12 +163,13 @@ def _fast_mlp(child: nn.Module) -> nn.Module:
 
 def _is_swiglu(mlp: nn.Module) -> bool:
     """Exactly gate, up (one group), down and an activation, and the MLP is what FastMlp computes."""
-    linears = [getattr(mlp, name, None) for name in ("gate_proj", "up_proj", "down_proj")]
-    if {name for name, _ in mlp.named_children()} != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
+    children = dict(mlp.named_children())
+    if children.keys() != {"gate_proj", "up_proj", "down_proj", "act_fn"}:
         return False
-    if not all(isinstance(linear, FusedLinear) for linear in linears[:2]) or linears[2] is None:
+    gate = children["gate_proj"]
+    if not isinstance(gate, FusedLinear) or not isinstance(children["up_proj"], FusedLinear):
         return False
-    x = torch.linspace(-1, 1, linears[0].in_features)[None]
+    x = torch.linspace(-1, 1, gate.in_features)[None]
     return torch.allclose(mlp(x), FastMlp(mlp)(x), atol=1e-5, rtol=1e-4)
 
 

@@ -86,5 +86,11 @@ def check_vocab(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) ->
             f"drafter.draft_vocab_size = {wanted} is larger than the vocabulary of {target.name}; "
             f"allowed: 0 (full) to {target.vocab_size}"
         )
-    if vocab_ids is not None and (vocab_ids.numel() == 0 or int(vocab_ids.max()) >= target.vocab_size):
+    if 0 < wanted < target.vocab_size and vocab_ids is None:
+        raise ConfigError(f"drafter.draft_vocab_size = {wanted} needs the ids it stands for; use 0 for all of them")
+    if vocab_ids is not None and not _within(vocab_ids, target.vocab_size):
         raise ConfigError(f"the drafter's vocabulary ids do not fit the {target.vocab_size} ids of {target.name}")
+
+
+def _within(ids: Tensor, size: int) -> bool:
+    return ids.numel() > 0 and int(ids.min()) >= 0 and int(ids.max()) < size

@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.errors import ConfigError
 
-from ..batch import Batch
+from ..batch import Batch, right_padded, similar_lengths
 from ..cache import SlotCache
 from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter
 
-CATCH_UP = 8  # a row with more unseen tokens than this is read on its own, not with the batch
+CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
 
 @dataclass
@@ -80,10 +80,10 @@ class LmDrafter(Drafter):
         return logits if self.draft_ids is not None else logits[..., : self.target_vocab]
 
     def parameters_to_save(self) -> dict[str, Tensor]:
-        """The whole model (a tied head is stored once)."""
-        state = self.model.state_dict()
-        tied = self.lm.lm_head.weight is self.lm.embedding.weight
-        return {name: t for name, t in state.items() if not (tied and name == "lm_head.weight")}
+        """The whole model; what is tied is stored once, under its first name."""
+        first: dict[int, str] = {}
+        state: dict[str, Tensor] = self.model.state_dict()
+        return {name: t for name, t in state.items() if first.setdefault(t.data_ptr(), name) == name}
 
     def _catch_up(self, state: LmState, ctx: Context) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
@@ -91,24 +91,29 @@ class LmDrafter(Drafter):
             keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if ctx.live[row] else 0
             state.cached[row] = state.cached[row][:keep]
             state.cache.lengths[row] = keep
-            if ctx.live[row] and len(tokens) - keep > CATCH_UP and len(ctx.rows) > 1:
-                self._read_alone(state, row, tokens[:-1])
+        behind = [len(tokens) - n for tokens, n in zip(ctx.rows, state.cache.lengths, strict=True)]
+        far = [row for row, n in enumerate(behind) if ctx.live[row] and n > CATCH_UP]
+        if far and len(ctx.rows) > 1:
+            self._read_apart(state, far, [ctx.rows[row][:-1] for row in far])
         unseen = [
             tokens[len(state.cached[row]) :] if ctx.live[row] else [0] for row, tokens in enumerate(ctx.rows)
         ]
         return self._feed(state, unseen)
 
-    def _read_alone(self, state: LmState, row: int, tokens: list[int]) -> None:
-        alone = self.lm.new_cache(1, len(tokens))
-        self.lm.forward(torch.tensor([tokens], device=self.lm.device), alone)
-        alone.advance([len(tokens)])
-        state.cache.adopt([row], alone)
-        state.cached[row] = list(tokens)
+    def _read_apart(self, state: LmState, rows: list[int], texts: list[list[int]]) -> None:
+        """Read whole texts in forwards of their own, as in a prefill."""
+        for group in similar_lengths([len(text) for text in texts]):
+            chosen = [texts[i] for i in group]
+            tokens = right_padded(chosen).to(self.lm.device)
+            apart = self.lm.new_cache(len(group), tokens.shape[1])
+            self.lm.forward(tokens, apart)
+            apart.advance([len(text) for text in chosen])
+            state.cache.adopt([rows[i] for i in group], apart)
+            for i in group:
+                state.cached[rows[i]] = list(texts[i])
 
     def _feed(self, state: LmState, new: list[list[int]]) -> Tensor:
-        width = max(len(n) for n in new)
-        tokens = torch.tensor([n + [0] * (width - len(n)) for n in new], device=self.lm.device)
-        hidden = self.lm.forward(tokens, state.cache).last
+        hidden = self.lm.forward(right_padded(new).to(self.lm.device), state.cache).last
         state.cache.advance([len(n) for n in new])
         for cached, n in zip(state.cached, new, strict=True):
             cached.extend(n)

@@ -1,18 +1,18 @@
-"""inference/kernels and inference/fused.py: the own linear against F.linear, a fused model against the stock one."""
+"""inference/kernels and inference/fused.py: the own operations against torch's, a fused model against the stock one."""
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inference import kernels
 from inference.drafters.lm import cut_from
-from inference.fused import FastLinear, FusedLinear, can_fuse, fuse
-from inference.kernels import MAX_ROWS, load_library, small_linear
-from inference.target import Target
+from inference.fused import FastLinear, FastMlp, FastNorm, FusedLinear, can_fuse, few_queries_attention, fuse
+from inference.kernels import MAX_ROWS, attention, build, load_library, rms_norm, silu_mul, small_linear
+from inference.target import Target, causal_mask, causal_spans
 from tiny import KINDS, VOCAB, tiny_model
 
 SHAPES = [(1, 1), (7, 5), (8, 4), (15, 3), (16, 9), (17, 2), (33, 31), (64, 130), (100, 6), (576, 33)]  # I, O
@@ -90,13 +90,63 @@ def test_other_dtypes_and_gradients_take_the_stock_way() -> None:
         torch.testing.assert_close(small_linear(x.bfloat16(), w, b), F.linear(x.bfloat16(), w, b))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_fused_models_are_the_stock_models(kind: str) -> None:
-    stock, fused = (Target(tiny_model(kind), None, kind, {}) for _ in range(2))
+@pytest.mark.parametrize("width", [1, 5, 8, 16, 33, 100])
+def test_norms_and_swiglu(width: int) -> None:
+    g = torch.Generator().manual_seed(width)
+    x, weight = torch.randn(3, 4, width, generator=g), torch.randn(width, generator=g)
+    exact = F.rms_norm(x.double(), (width,), weight.double(), 1e-5)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5).double(), exact, rtol=1e-5, atol=1e-6)
+    strided = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(rms_norm(strided, weight, 1e-5), rms_norm(x, weight, 1e-5))
+    gate_up = 30 * torch.randn(3, 2 * width, generator=g)
+    gate, up = gate_up.double().chunk(2, -1)
+    torch.testing.assert_close(silu_mul(gate_up).double(), F.silu(gate) * up, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("width", [16, 48, 80])
+def test_attention_over_slots(groups: int, window: int | None, width: int) -> None:
+    g = torch.Generator().manual_seed(groups)
+    buffer = torch.randn(2, groups, 40, width, generator=g)  # more slots than are seen, as in a cache
+    keys, values = buffer[:, :, :23], buffer.flip(2)[:, :, :23]
+    query = 3 * torch.randn(2, 5, 4, width, generator=g).transpose(1, 2)
+    positions = torch.tensor([[3, 4, 5, 6, 7], [18, 19, 20, 21, 22]])
+    spans = causal_spans(positions, window)
+    ours = attention(query, keys, values, spans, width**-0.5)
+    assert ours is not None
+    mask = causal_mask(positions, 23, window, torch.float64)
+    exact = F.scaled_dot_product_attention(
+        query.double(), keys.double(), values.double(), attn_mask=mask, enable_gqa=True
+    ).transpose(1, 2)
+    torch.testing.assert_close(ours.double(), exact, rtol=1e-5, atol=1e-5)
+    for i in range(5):  # a query comes out the same whatever is computed with it
+        alone = attention(query[:, :, i : i + 1], keys, values, spans[:, i : i + 1].contiguous(), width**-0.5)
+        assert alone is not None and torch.equal(alone[:, 0], ours[:, i])
+
+
+def test_attention_that_does_not_fit_is_left_to_the_stock_one() -> None:
+    q = torch.randn(1, 2, 3, 16)
+    spans = causal_spans(torch.arange(3)[None], None)
+    assert attention(q, q, q, spans, 1.0) is not None
+    for other in (q[..., :8], q.double(), q.bfloat16(), q.transpose(2, 3).contiguous().transpose(2, 3)):
+        assert attention(other, other, other, spans, 1.0) is None
+    mask = causal_mask(torch.arange(3)[None], 3, None, torch.float32)
+    stock, _ = few_queries_attention(nn.Module(), q, q, q, mask)  # no spans on the mask
+    torch.testing.assert_close(stock, F.scaled_dot_product_attention(q, q, q, attn_mask=mask).transpose(1, 2))
+
+
+WIDE: dict[str, dict[str, Any]] = {kind: {"head_dim": 16} for kind in ("llama", "qwen3", "gemma3")}
+
+
+@pytest.mark.parametrize("kind, changes", [*((kind, {}) for kind in KINDS), *WIDE.items()])
+def test_fused_models_are_the_stock_models(kind: str, changes: dict[str, Any]) -> None:
+    stock, fused = (Target(tiny_model(kind, **changes), None, kind, {}) for _ in range(2))
     names = set(fused.model.state_dict())
     fuse(fused)
     kinds = [type(module) for module in fused.model.modules()]
     assert nn.Linear not in kinds and FastLinear in kinds and (FusedLinear in kinds) == (kind != "gpt_neox")
+    assert (FastMlp in kinds) == (FastNorm in kinds) == (kind not in {"gpt_neox", "gemma3"})
     assert set(fused.model.state_dict()) == names
     tied = stock.lm_head.weight is stock.embedding.weight
     assert (fused.lm_head.weight is fused.embedding.weight) == tied
@@ -107,6 +157,24 @@ def test_fused_models_are_the_stock_models(kind: str) -> None:
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
         for cache in caches:
             cache.advance([n, max(1, n - 2)])
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_decoding_takes_the_own_attention_and_reading_does_not(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(tiny_model(kind, **WIDE[kind]), None, kind, {})
+    fuse(target)
+    fitted: list[bool] = []
+
+    def watched(*args: Any) -> Tensor | None:
+        fitted.append((out := attention(*args)) is not None)
+        return out
+
+    monkeypatch.setattr("inference.fused.attention", watched)
+    ids = torch.tensor([[5, 9, 11, 40, 7]])
+    target.read(ids, torch.tensor([5]))
+    assert not fitted
+    target.forward(ids, target.new_cache(1))
+    assert fitted == [True] * target.num_layers
 
 
 def test_a_fused_model_reads_under_autocast_and_can_be_cut() -> None:
@@ -125,11 +193,11 @@ def test_a_group_with_other_modules_in_it_is_left_alone() -> None:
         """Stands for a quantised or adapted linear."""
 
     target = Target(tiny_model("llama"), None, "t", {})
-    attention = target.layers[0].self_attn
+    first = target.layers[0].self_attn
     odd = Wrapped(32, 16, bias=False)
-    attention.k_proj = odd
+    first.k_proj = odd
     fuse(target)
-    assert attention.k_proj is odd and type(attention.q_proj) is FastLinear
+    assert first.k_proj is odd and type(first.q_proj) is FastLinear
     assert type(target.layers[1].self_attn.q_proj) is FusedLinear
 
 
@@ -140,7 +208,7 @@ def test_without_a_compiler_the_stock_linears_are_used_and_that_is_said_once(
 ) -> None:
     monkeypatch.setenv("DRAFTSMITH_CACHE", str(tmp_path_factory.mktemp("cache")))
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(kernels.shutil, "which", lambda name: compiler)
+    monkeypatch.setattr(build.shutil, "which", lambda name: compiler)
     x, w, b = _operands(3, 24, 10, True)
     with pytest.warns(UserWarning, match="the CPU kernel can't be built, stock linears are used"):
         assert torch.equal(small_linear(x, w, b), F.linear(x, w, b))

@@ -1,0 +1,151 @@
+"""inference/load.py: what can't be run is refused by name before any weights load; identities tell targets apart."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    Gemma3Config,
+    Lfm2Config,
+    LlamaConfig,
+    MambaConfig,
+    PretrainedConfig,
+    Qwen2VLConfig,
+    Qwen3NextConfig,
+    T5Config,
+    xLSTMConfig,
+)
+
+import inference.load as load
+from conf.errors import ConfigError, UserError
+from conf.schema import DrafterConfig, HydraConfig, LmConfig, NgramConfig, RunConfig, TargetConfig
+from inference.drafters import build
+from inference.fused import FastLinear
+from inference.load import load_target, precheck
+from tiny import KINDS, tiny_folder
+
+
+@pytest.fixture
+def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading weights is an error."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", fail)
+
+
+REFUSED: list[tuple[PretrainedConfig, str]] = [
+    (MambaConfig(num_hidden_layers=2), r"\(mamba\) is recurrent"),
+    (Qwen3NextConfig(num_hidden_layers=4), r"\(qwen3_next\) is recurrent"),
+    (xLSTMConfig(num_hidden_layers=2), r"\(xlstm\) is recurrent"),
+    (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "conv"),
+    (LlamaConfig(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"]), "layers of type chunked"),
+    (T5Config(num_layers=2), "is an encoder-decoder model"),
+    (Gemma3Config(), "is a vision-language model"),
+    (Qwen2VLConfig(), "is a vision-language model"),
+]
+
+
+@pytest.mark.parametrize("config, reason", REFUSED, ids=lambda x: getattr(x, "model_type", ""))
+@pytest.mark.usefixtures("no_weights")
+def test_what_the_loop_cannot_run_is_refused_by_name(config: PretrainedConfig, reason: str, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    for refuse in (load_target, lambda cfg: precheck(RunConfig(target=cfg, drafter=NgramConfig()))):
+        with pytest.raises(UserError, match=reason) as caught:
+            refuse(TargetConfig(str(tmp_path)))
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_loads_from_a_folder(kind: str, tmp_path: Path, tiny_text_folder: Path) -> None:
+    tiny_folder(kind, tmp_path, vocab_size=512)
+    for path in tiny_text_folder.glob("*token*"):
+        shutil.copy(path, tmp_path)
+    target = load_target(TargetConfig(str(tmp_path), dtype="float64"))
+    assert target.vocab_size == 512 and target.dtype == torch.float64 and target.eos_ids == {2}
+    assert target.text.encode("iron") and target.name == str(tmp_path)
+
+
+def test_the_identity_follows_weights_config_tokenizer_and_template(tiny_text_folder: Path, tmp_path: Path) -> None:
+    def identity(name: str, change: Any = None, **options: Any) -> dict[str, Any]:
+        folder = shutil.copytree(tiny_text_folder, tmp_path / name)
+        if change:
+            path = folder / change[0]
+            value = json.loads(path.read_text())
+            change[1](value)
+            path.write_text(json.dumps(value))
+        return load_target(TargetConfig(str(folder), **options)).identity
+
+    first = identity("a")
+    assert {k: v for k, v in identity("b").items() if k != "id"} == {k: v for k, v in first.items() if k != "id"}
+    changed = {
+        "config_digest": identity("c", ("config.json", lambda c: c.update(rope_theta=5.0, rms_norm_eps=1e-3))),
+        "dtype": identity("d", dtype="float64"),
+        "template_digest": identity("e", template_kwargs={"enable_thinking": False}),
+    }
+    for key, other in changed.items():
+        assert other[key] != first[key]
+        same = set(first) - {"id", key, "template_kwargs"}
+        assert {k: other[k] for k in same} == {k: first[k] for k in same}, key
+    other = load_target(TargetConfig(str(load.make_tiny_target(tmp_path / "z", seed=5)))).identity
+    assert other["weights_digest"] != first["weights_digest"] and other["tokenizer_digest"] == first["tokenizer_digest"]
+
+
+def test_the_own_kernel_is_a_choice(tiny_text_folder: Path) -> None:
+    def fast(**options: Any) -> bool:
+        return type(load_target(TargetConfig(str(tiny_text_folder), **options)).lm_head) is FastLinear
+
+    assert fast() and fast(kernel="on") and not fast(kernel="off") and not fast(dtype="float64")
+    with pytest.raises(UserError, match=r"target.kernel = on needs a CPU, float32 and a C compiler"):
+        fast(kernel="on", dtype="bfloat16")
+
+
+@pytest.mark.parametrize("where", ["/not/here", "nobody/has-this", "a b"])
+def test_a_target_that_is_not_there_gets_one_line(where: str) -> None:
+    with pytest.raises(UserError, match=f"target {where} can't be loaded") as caught:
+        load_target(TargetConfig(where))
+    assert "\n" not in str(caught.value)
+
+
+def test_damaged_weights_get_one_line(tiny_text_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_text_folder, tmp_path / "t")
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(UserError, match="can't be loaded") as caught:
+        load_target(TargetConfig(str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+PRECHECKS: list[tuple[DrafterConfig, dict[str, Any], str]] = [
+    (HydraConfig(draft_vocab_size=513), {}, r"drafter.draft_vocab_size = 513 .* 0 \(full\) to 512, the vocabulary of"),
+    (LmConfig(layers=[0, 2]), {}, r"drafter.layers = \[0, 2\] is not allowed; allowed: -2 to 1, the layers of"),
+    (NgramConfig(), {"device": "cuda:77"}, "target.device = 'cuda:77': .*use auto or cpu"),
+    (NgramConfig(), {"device": "toaster"}, "target.device = 'toaster': .*use auto or cpu"),
+]
+
+
+@pytest.mark.parametrize("drafter, options, line", PRECHECKS)
+@pytest.mark.usefixtures("no_weights")
+def test_the_impossible_is_refused_before_the_weights(
+    drafter: DrafterConfig, options: dict[str, Any], line: str, tiny_text_folder: Path
+) -> None:
+    with pytest.raises(UserError, match=line):
+        precheck(RunConfig(target=TargetConfig(str(tiny_text_folder), **options), drafter=drafter))
+
+
+@pytest.mark.usefixtures("no_weights")
+def test_the_possible_passes(tiny_text_folder: Path) -> None:
+    target = TargetConfig(str(tiny_text_folder))
+    for drafter in (HydraConfig(draft_vocab_size=512), LmConfig(layers=[0, -2]), NgramConfig(draft_vocab_size=9999)):
+        precheck(RunConfig(target=target, drafter=drafter))
+
+
+def test_precheck_and_build_agree_about_the_vocabulary(tiny_text_folder: Path) -> None:
+    target = load_target(TargetConfig(str(tiny_text_folder)))
+    build(HydraConfig(draft_vocab_size=512), target)
+    with pytest.raises(ConfigError, match="draft_vocab_size = 513"):
+        build(HydraConfig(draft_vocab_size=513), target)
