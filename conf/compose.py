@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experimen
 PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish")
 
 
+@cache
 def register() -> None:
     """Put every dataclass where the YAML files extend it."""
     store = ConfigStore.instance()

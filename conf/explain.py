@@ -70,6 +70,8 @@ def _from_text(error: BaseException) -> str:
         return f"{match[3]}: {match[2]} (set by {match[1]})"
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(match[1])
+    if match := re.search(r"Could not (?:load|find) '([^'/]+)/([^']+)'", text):
+        return f"{match[1]} = {match[2]!r} is not an option; `--help` lists them"
     if match := re.search(r"Ambiguous value for argument '([^']+)'", text):
         return f"override {match[1]!r} has several values; write a list as key=[a,b], text as key='a,b'"
     return _first_line(error)

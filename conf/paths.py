@@ -17,6 +17,7 @@ from typing import Any
 import yaml
 
 from .digest import plain
+from .errors import UserError
 from .schema import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -24,11 +25,17 @@ PACKAGES = ("torch", "transformers", "datasets", "peft", "accelerate", "wandb", 
 
 
 def run_dir(cfg: RunConfig) -> Path:
-    """cfg.run_dir, default runs/<name>-<target>-<drafter>; created when missing."""
+    """cfg.run_dir, default runs/<name>-<target>-<drafter>; created when missing.
+
+    Raises UserError when it can't be made.
+    """
     kind = ("lookup-" if cfg.drafter.lookup else "") + cfg.drafter.kind
     target = cfg.target.id.rstrip("/").split("/")[-1]
     path = Path(cfg.run_dir) if cfg.run_dir else Path("runs") / f"{cfg.name}-{target}-{kind}"
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UserError(f"run_dir {path} can't be made ({error.strerror}); choose another: run_dir=<folder>") from error
     return path
 
 
@@ -44,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; {} when the file is not there or was cut off."""
     try:
         value = json.loads(path.read_text())
-    except (OSError, json.JSONDecodeError):
+    except (OSError, ValueError):
         return {}
     return value if isinstance(value, dict) else {}
 

@@ -32,12 +32,14 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
 
 
 def run_stage(package: str, overrides: Sequence[str], cfg: RunConfig) -> int:
-    """One stage as a process. Ctrl-C reaches it too; it is waited for while it saves."""
+    """One stage as a process. Ctrl-C reaches it too, a termination is passed on; it is waited for while it saves."""
     command = [sys.executable, "-m", package, *overrides]
     process = subprocess.Popen(command, env=environment(cfg), cwd=ROOT)
     try:
         return process.wait()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        if stop.args:  # cli's handler of SIGTERM, which only this process got
+            process.terminate()
         process.wait()
         return INTERRUPTED
 

@@ -9,7 +9,7 @@ from rich.text import Text as Styled
 
 from conf.cli import main
 from conf.errors import UserError
-from conf.paths import run_dir
+from conf.paths import run_dir, write_json
 from conf.schema import GenerateConfig
 
 from .acceptance import Counts, Round
@@ -69,17 +69,24 @@ def show(target: Target, loop: Decoder, request: Request) -> list[Round]:
 def summary(
     cfg: GenerateConfig, target: Target, drafter: Drafter, k: int, request: Request, rounds: list[Round]
 ) -> None:
-    """τ, bonus included, and the measured speed-up (both ways decoded again, one after the other)."""
+    """τ, bonus included, and the measured speed-up (both ways decoded again, one after the other).
+
+    The figures, no text, go to run_dir/generate.json, whose path is the last line.
+    """
     counts = Counts().add(rounds)
+    figures = counts.summary(k)
     line = f"{counts.mean_acceptance_length:.2f} tokens a round (bonus included), {counts.rounds} rounds"
     if cfg.compare and rounds:
         fast = next(decoder(cfg, target, drafter, k).run([request]))
         plain = next(decoder(cfg, target, None, k).run([request]))
         per_token = [r.seconds / max(len(r.tokens) - 1, 1) for r in (plain, fast)]
-        line += f"; {per_token[0] / per_token[1]:.2f}x plain decoding of the same prompt"
+        figures |= {"speedup": per_token[0] / per_token[1], "identical": plain.tokens == fast.tokens}
+        line += f"; {figures['speedup']:.2f}x plain decoding of the same prompt"
         if cfg.temperature == 0:
-            line += "; same text" if plain.tokens == fast.tokens else "; texts differ (a near-tie in float32)"
+            line += "; same text" if figures["identical"] else "; texts differ (a near-tie in float32)"
     print(f"\n[{drafter.kind}] {line}")
+    write_json(run_dir(cfg) / "generate.json", figures)
+    print(run_dir(cfg) / "generate.json")
 
 
 if __name__ == "__main__":

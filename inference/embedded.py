@@ -33,6 +33,8 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from transformers.utils import logging as transformers_logging
+
 from conf.errors import UserError
 
 NAME = "SmolLM2-135M-Instruct"
@@ -133,6 +135,7 @@ def _check_digest(gguf: Path) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Write the converted target and its record (digests, sizes, versions) into `folder`."""
+    transformers_logging.disable_progress_bar()
     model = _load_model(gguf)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
     model.save_pretrained(folder)

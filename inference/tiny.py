@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 _RECORD = "draftsmith.json"
 
@@ -57,6 +58,7 @@ def make_tiny_target(folder: Path, seed: int = 0) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        transformers_logging.disable_progress_bar()
         tokenizer = make_tiny_tokenizer()
         tokenizer.save_pretrained(made)
         _random_llama(len(tokenizer), seed).save_pretrained(made)

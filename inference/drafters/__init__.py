@@ -56,7 +56,7 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
     if cfg.model is None:
-        return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size)
+        return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size, cfg.lora_rank)
     if not same_tokenizer(target.text, Text.load(cfg.model)):
         raise UserError(
             f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
@@ -64,7 +64,7 @@ def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafte
         )
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=target.dtype)
     cast(nn.Module, model).to(target.device)
-    return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size)
+    return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg.lora_rank)
 
 
 def _fit_vocab(model: PreTrainedModel, target: Target, vocab_ids: Tensor | None) -> Tensor | None:

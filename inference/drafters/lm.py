@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -34,10 +35,12 @@ class LmDrafter(Drafter):
     kind = "lm"
     num_steps = 1
 
-    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, lora_rank: int = 0
+    ) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
-        self.model: nn.Module = model.requires_grad_(True)
+        self.model: nn.Module = add_lora(model, lora_rank) if lora_rank else model.requires_grad_(True)
         self.target_vocab = target_vocab
 
     def start(self, batch: int) -> LmState:
@@ -119,6 +122,16 @@ class LmDrafter(Drafter):
             cached.extend(n)
         last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
         return hidden[torch.arange(len(new), device=hidden.device), last]
+
+
+def add_lora(model: PreTrainedModel, rank: int) -> nn.Module:
+    """LoRA (Hu et al., arXiv:2106.09685) on every linear but the head, in place; only the adapters train.
+
+    The adapters start at zero, so the model computes what it did.
+    """
+    adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
+    injected: nn.Module = inject_adapter_in_model(adapters, model)
+    return injected
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

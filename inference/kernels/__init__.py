@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .build import load_library
+from .build import is_amd, load_library
 
 __all__ = ["MAX_ROWS", "attention", "few_rows", "load_library", "rms_norm", "silu_mul", "small_linear"]
 
-MAX_ROWS = 16  # above this a general matrix kernel is as fast
+# Above this many rows a general matrix kernel is as fast; MKL takes its slow generic path on AMD processors.
+# A constant of the machine, not a measurement: results must not change from one run to the next.
+MAX_ROWS = 64 if is_amd() else 16
+MAX_QUERIES = 16  # of one row in the own attention
 LANES = 16  # head widths must be a multiple of the widest vector
 
 
@@ -69,7 +72,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: f
     last_axis = query.stride(3) == key.stride(3) == value.stride(3) == 1
     plain = all(t.is_cpu and t.dtype == torch.float32 for t in (query, key, value))
     fits = plain and last_axis and spans.is_contiguous() and value.shape[3] == width and width % LANES == 0
-    if library is None or n > MAX_ROWS or not fits or (torch.is_grad_enabled() and query.requires_grad):
+    if library is None or n > MAX_QUERIES or not fits or (torch.is_grad_enabled() and query.requires_grad):
         return None
     threads, slots = torch.get_num_threads(), key.shape[2]
     out = query.new_empty(batch, n, heads, width)

@@ -58,9 +58,19 @@ def _build() -> Path:
     return library
 
 
+def is_amd() -> bool:
+    """Whether this is an AMD processor."""
+    return "AuthenticAMD" in _cpuinfo()
+
+
+def _cpuinfo() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text() if path.exists() else os.uname().machine
+
+
 def _key(compiler: str) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else os.uname().machine
+    cpu = _cpuinfo()
     flags = next((line for line in cpu.splitlines() if line.startswith(("flags", "Features"))), cpu[:80])
     texts = [path.read_text() for path in (*SOURCES, *HEADERS)]
     return hashlib.sha256("\n".join((*texts, *FLAGS, version, flags)).encode()).hexdigest()[:16]

@@ -9,9 +9,10 @@
 #include <stdint.h>
 #include "vector.h"
 
-/* R weight rows x M input rows; both constants after inlining, so the accumulators live in registers. */
+/* R weight rows x M input rows; both constants after inlining, so the accumulators live in registers. P: the weights
+ * come from memory, so the next group of rows, whose stream starts anew, is fetched ahead. */
 static inline __attribute__((always_inline)) void block(
-    const int R, const int M, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    const int R, const int M, const int P, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
     vec acc[8][8];
     for (int r = 0; r < R; r++)
         for (int m = 0; m < M; m++) acc[r][m] = (vec){0};
@@ -21,7 +22,7 @@ static inline __attribute__((always_inline)) void block(
         for (int m = 0; m < M; m++) xs[m] = *(const vec *)(x + m * in + k);
         for (int r = 0; r < R; r++) {
             vec wr = *(const vec *)(w + r * in + k);
-            __builtin_prefetch(w + (r + 4) * in + k); /* the next group of rows: its stream starts anew */
+            if (P) __builtin_prefetch(w + (r + 4) * in + k);
             for (int m = 0; m < M; m++) acc[r][m] = multiply_add(wr, xs[m], acc[r][m]);
         }
     }
@@ -37,36 +38,36 @@ static inline __attribute__((always_inline)) void block(
         for (int m = 0; m < M; m++) y[m * out + r] = total(acc[r][m]) + (bias ? bias[r] : 0);
 }
 
-#define CASE(R, M) case M: block(R, M, w, x, bias, y, in, out); break;
+#define CASE(R, M) case M: if (p) block(R, M, 1, w, x, bias, y, in, out); else block(R, M, 0, w, x, bias, y, in, out); break;
 
-static void rows1(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+static void rows1(int m, int p, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
     switch (m) { CASE(1, 1) CASE(1, 2) CASE(1, 3) CASE(1, 4) }
 }
 
-static void rows2(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+static void rows2(int m, int p, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
     switch (m) { CASE(2, 1) CASE(2, 2) CASE(2, 3) CASE(2, 4) }
 }
 
-static void rows4(int m, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
-    switch (m) { CASE(4, 1) CASE(4, 2) CASE(4, 3) case 4: rows2(4, w, x, bias, y, in, out);
-                 rows2(4, w + 2 * in, x, bias ? bias + 2 : 0, y + 2, in, out); break; }
+static void rows4(int m, int p, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
+    switch (m) { CASE(4, 1) CASE(4, 2) CASE(4, 3) case 4: rows2(4, p, w, x, bias, y, in, out);
+                 rows2(4, p, w + 2 * in, x, bias ? bias + 2 : 0, y + 2, in, out); break; }
 }
 
-/* x [m, in], w [out, in], bias [out] or null, y [m, out]; all contiguous. */
+/* x [m, in], w [out, in], bias [out] or null, y [m, out]; all contiguous. Tiles of weight rows stay in the cache
+ * while all input rows pass, four at a time; with up to four input rows there is one pass and the tile is small. */
 void linear(const float *x, const float *w, const float *bias, float *y, int64_t m, int64_t in, int64_t out, int threads) {
-    int64_t groups = (out + 3) / 4;
+    int64_t tile = m > 4 ? 32 : 4, tiles = (out + tile - 1) / tile;
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t g = 0; g < groups; g++) {
-        int64_t o = 4 * g, left = out - o;
+    for (int64_t t = 0; t < tiles; t++) {
+        int64_t first = t * tile, last = first + tile < out ? first + tile : out;
         for (int64_t done = 0; done < m; done += 4) {
             int part = m - done < 4 ? (int)(m - done) : 4;
             const float *xs = x + done * in;
-            float *ys = y + done * out + o;
-            if (left >= 4) rows4(part, w + o * in, xs, bias ? bias + o : 0, ys, in, out);
-            else
-                for (int64_t r = 0; r < left; r++)
-                    rows1(part, w + (o + r) * in, xs, bias ? bias + o + r : 0, ys + r, in, out);
+            int64_t o = first;
+            for (; o + 4 <= last; o += 4)
+                rows4(part, done == 0, w + o * in, xs, bias ? bias + o : 0, y + done * out + o, in, out);
+            for (; o < last; o++) rows1(part, done == 0, w + o * in, xs, bias ? bias + o : 0, y + done * out + o, in, out);
         }
     }
 }

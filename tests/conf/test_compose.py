@@ -1,0 +1,204 @@
+"""conf/compose.py, explain.py and schema.py: everything composes, and whatever is wrong is named in one line."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import conf.compose
+from conf import schema
+from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
+from conf.errors import ConfigError
+
+ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
+YAML = sorted(FOLDER.rglob("*.yaml"))
+DRAFTERS = {
+    "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
+    "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("primary", PRIMARIES)
+def test_every_primary_composes_to_its_dataclass(primary: str) -> None:
+    cfg = load(primary, [])
+    assert type(cfg) is ROOTS.get(primary, schema.RunConfig)
+    assert cfg.target.id == "embedded" and (cfg.drafter.kind, cfg.drafter.lookup) == ("hydra", True)
+    assert cfg == ROOTS.get(primary, schema.RunConfig)(drafter=cfg.drafter)  # YAML and schema have the same defaults
+
+
+@pytest.mark.parametrize("group, option", [(g, o) for g in GROUPS for o in options(g) if (g, o) != ("target", "hub")])
+def test_every_option_of_every_group_composes(group: str, option: str) -> None:
+    cfg = load("distill", [f"{group}={option}"])
+    if group == "objective":
+        assert cfg.objective.kind == option
+    if group == "drafter":
+        assert (type(cfg.drafter), cfg.drafter.lookup) == DRAFTERS[option]
+    if group == "experiment":
+        assert cfg.name == option
+
+
+@pytest.mark.parametrize("drafter", options("drafter"))
+def test_the_tiny_experiment_takes_every_drafter(drafter: str) -> None:
+    cfg = load("distill", ["experiment=tiny", f"drafter={drafter}"])
+    assert type(cfg.drafter) is DRAFTERS[drafter][0] and cfg.target.id == "tiny" and cfg.drafter.draft_vocab_size == 128
+
+
+def test_yaml_holds_no_code_and_primaries_hold_no_key_of_a_group() -> None:
+    assert len(YAML) > 20
+    for path in YAML:
+        assert "_target_" not in path.read_text(), path
+        content = yaml.safe_load(path.read_text())
+        if path.parent == FOLDER:
+            assert set(content) == {"defaults"}, path
+            groups = [next(iter(default)) for default in content["defaults"][2:]]
+            assert sorted(groups) == sorted(GROUPS) and groups[-1] == "experiment", path
+        elif path.parent.name != "experiment":
+            assert "schema" in str(content["defaults"][0]) and content["defaults"][1] == "_self_", path
+
+
+@pytest.mark.parametrize("target", ["org/name-1.5B_x", "/some/folder", "name"])
+@pytest.mark.parametrize("more", [[], ["experiment=tiny"], ["experiment=tiny", "target.dtype=bfloat16"]])
+def test_a_target_is_an_option_a_hub_id_or_a_folder(target: str, more: list[str]) -> None:
+    cfg = load("distill", [*more[:1], f"target={target}", *more[1:]])
+    assert cfg.target.id == target and cfg.target.dtype == ("bfloat16" if len(more) == 2 else "float32")
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="ab/.~ \\'\",=(){}[]#:*%&é", min_size=1, max_size=8))
+def test_any_path_survives_quoting(text: str) -> None:
+    override = OverridesParser.create().parse_override(f"run_dir={quoted('/' + text)}")
+    assert override.value() == f"/{text}"
+
+
+def test_any_folder_may_be_a_target() -> None:
+    for folder in ("/with space, comma=(and) more", "it's", "/back\\slash\\"):
+        assert load("distill", [f"target={folder}"]).target.id == folder
+    assert load("distill", ["target='quoted by hand'"]).target.id == "quoted by hand"
+
+
+def test_template_arguments_are_free() -> None:
+    overrides = ["target.template_kwargs.enable_thinking=false", "target.template_kwargs.tools.depth=2"]
+    assert load("train", overrides).target.template_kwargs == {"enable_thinking": False, "tools": {"depth": 2}}
+    assert load("train", ["target.template_kwargs={a: 1}"]).target.template_kwargs == {"a": 1}
+
+
+WRONG = {
+    # misspelt keys
+    "optim.lrr=1": "optim.lrr is not a known option (did you mean optim.lr?)",
+    "foo=1": "foo is not a known option; `--help` lists all",
+    "drafter.lookpu=true": "drafter.lookpu is not an option of the hydra drafter (did you mean drafter.lookup?)",
+    "drafter.model=x": "drafter.model is not an option of the hydra drafter",
+    "drafter={lookpu: 1}": "drafter.lookpu is not an option of the hydra drafter",
+    "+x=1": "x is not a known option",
+    "++optim.foo.bar=1": "optim.foo is not a known option",
+    "+optim@bench.more=adamw": "bench.more is not a known option",
+    "+bench.sets.more=1": "bench.sets",
+    # deletions and things that are no overrides
+    "~data": "override '~data' is not allowed; write key=value",
+    "~optim.lr": "override '~optim.lr' is not allowed",
+    "lr": "override 'lr' is not allowed; write key=value",
+    "=3": "override '=3' is not allowed",
+    "optim.lr=[1": "override 'optim.lr=[1' can't be parsed",
+    "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
+    # unknown options of groups
+    "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: hybrid, hydra, lm, medusa, ngram",
+    "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
+    "objective=[lk,no]": "objective = 'no' is not an option",
+    # interpolations
+    "name=${nope}": "name: Interpolation key 'nope' not found",
+    "run_dir=${oc.env:NOT_SET_ANYWHERE}": "run_dir: ",
+    "name=${seed": "can't be parsed",
+    # wrong types
+    "optim.lr=abc": "optim.lr = 'abc' is not allowed; allowed: a number",
+    "optim.lr=null": "optim.lr = null is not allowed; allowed: a value, not null",
+    "optim.lr={a: 1}": "optim.lr = {'a': 1} is not allowed; allowed: a number",
+    "seed=1.5": "seed = 1.5 is not allowed; allowed: a whole number",
+    "drafter.lookup=maybe": "drafter.lookup = 'maybe' is not allowed; allowed: true or false",
+    "objective.kind=kl": "objective.kind = 'kl' is not allowed; allowed: forward_kl, reverse_kl, jsd,",
+    "data.sources=x": "data.sources = 'x' is not allowed; allowed: a list, such as [a,b]",
+    "data.temperatures=[0,hot]": "data.temperatures[1] = 'hot' is not allowed; allowed: a number",
+    "data.temperatures=[null]": "data.temperatures[0] = null is not allowed; allowed: a number",
+    "target.id=[1]": "target.id = [1] is not allowed; allowed: text",
+    "checkpoint=1": "checkpoint = 1 is not allowed; allowed: its keys, as key.name=value",
+    # impossible values
+    "drafter.num_spec_tokens=0": "drafter.num_spec_tokens = 0 is not allowed; allowed: 1 to 64",
+    "drafter.num_spec_tokens=9": "drafter.num_spec_tokens = 9 is not allowed; allowed: 1 to drafter.num_heads = ",
+    "drafter.draft_vocab_size=-1": "drafter.draft_vocab_size = -1 is not allowed; allowed: 0 (full) or more",
+    "drafter.kind=lm": "drafter.kind = 'lm' is not allowed; allowed: hydra; choose a kind with drafter=<kind>",
+    "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (twice the target's width) or more",
+    "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
+    "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
+    "target.id=''": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
+    "target.kernel=fast": "target.kernel = 'fast' is not allowed; allowed: auto, on, off",
+    "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list of numbers >= 0",
+    "data.temperatures=[]": "data.temperatures = [] is not allowed",
+    "data.top_p=0": "data.top_p = 0.0 is not allowed; allowed: above 0, up to 1",
+    "data.max_disk=5": "data.max_disk = '5' is not allowed; allowed: a number with a unit: B, KB, MB, GB, TB",
+    "data.max_disk='²GB'": "data.max_disk = '²GB' is not allowed",
+    "data.sources=[]": "data.sources = [] is not allowed; allowed: at least one",
+    "optim.lr=0": "optim.lr = 0.0 is not allowed; allowed: > 0",
+    "optim.lr=nan": "optim.lr = nan is not allowed; allowed: > 0",
+    "optim.lr=inf": "optim.lr = inf is not allowed; allowed: finite numbers",
+    "optim.betas=[0.9]": "optim.betas = [0.9] is not allowed; allowed: two numbers from 0 to below 1",
+    "data.temperatures=[inf]": "data.temperatures = [inf] is not allowed; allowed: finite numbers",
+    "bench.sets=[spec_bench]": "bench.spec_bench_path = None is not allowed; allowed: the path of Spec-Bench's",
+    "bench.lossless_draws=1": "bench.lossless_draws = 1 is not allowed; allowed: >= 100",
+    "tracking.wandb=maybe": "tracking.wandb = 'maybe' is not allowed; allowed: auto, online, offline, off",
+    "name=a/b": "name = 'a/b' is not allowed; allowed: a word without '/'",
+    "seed=-1": "seed = -1 is not allowed; allowed: >= 0",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("override", WRONG)
+def test_what_is_wrong_is_named_in_one_line(override: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("distill", [override])
+    assert str(caught.value).startswith(WRONG[override]) or WRONG[override] == "can't be parsed"
+    assert WRONG[override] in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("override, line", [
+    ("temperature=-1", "temperature = -1.0 is not allowed; allowed: >= 0"),
+    ("top_k=-1", "top_k = -1 is not allowed; allowed: 0 (off) or more"),
+    ("top_p=1.1", "top_p = 1.1 is not allowed; allowed: above 0, up to 1"),
+    ("min_p=1", "min_p = 1.0 is not allowed; allowed: 0 (off) to below 1"),
+    ("repetition_penalty=0", "repetition_penalty = 0.0 is not allowed; allowed: > 0 (1: off)"),
+    ("max_new_tokens=0", "max_new_tokens = 0 is not allowed; allowed: >= 1"),
+    ("temprature=1", "temprature is not a known option (did you mean temperature?)"),
+])  # fmt: skip
+def test_generating_has_its_own_keys(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("generate", [override])
+    assert str(caught.value).startswith(line)
+
+
+def test_two_loads_do_not_know_each_other() -> None:
+    assert load("train", ["optim.lr=0.5"]).optim.lr == 0.5 and load("train", []).optim.lr == 1e-3
+    first, second = load("train", []), load("train", [])
+    first.data.sources.append("x")
+    assert second.data.sources == ["builtin", "templated"]
+
+
+@pytest.mark.parametrize("text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0)])
+def test_sizes(text: str, expected: int) -> None:
+    assert schema.parse_bytes(text, "k") == expected
+
+
+def test_configurations_ship_as_package_data() -> None:
+    assert all(isinstance(yaml.safe_load(p.read_text()), dict) for p in YAML)
+    assert {p.stem for p in Path(FOLDER).glob("*.yaml")} == set(PRIMARIES)
+
+
+def test_mistakes_of_an_experiment_file_are_named_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "conf", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    bad: dict[str, Any] = {"drafter": {"wings": 2}}
+    (tmp_path / "conf/experiment/bad.yaml").write_text("# @package _global_\n" + yaml.safe_dump(bad))
+    monkeypatch.setattr(conf.compose, "FOLDER", tmp_path / "conf")
+    with pytest.raises(ConfigError, match=r"drafter.wings.*hydra"):
+        load("distill", ["experiment=bad"])
