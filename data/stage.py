@@ -9,7 +9,7 @@ from conf.errors import UserError
 from conf.paths import record, run_dir, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
-from inference.load import load_target
+from inference.load import load_target, precheck
 from inference.target import Target
 
 from .collect import Skipped, collect
@@ -91,6 +91,7 @@ def open_store(path: Path, target: Target, data: DataConfig) -> Store:
 
 def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
     with timed(folder, "collect") as figures:
+        precheck(cfg)
         target = load_target(cfg.target)
         print(check_price(cfg.data, target.hidden_size, target.dtype))
         with open_store(path, target, cfg.data) as store:

@@ -16,7 +16,7 @@ from conf.paths import ROOT, machine, read_json, record, run_dir, timed, version
 from conf.schema import Acceptance, DrafterConfig, NgramConfig, RunConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
-from inference.load import load_target
+from inference.load import load_target, precheck
 from inference.target import Target
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
@@ -109,6 +109,7 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
     with timed(folder, "evaluate") as timing:
         partial = Partial(folder / "evaluate" / "partial.jsonl", digest)
         timing["earlier_s"] = partial.seconds
+        precheck(cfg)
         target = load_target(cfg.target)
         subject = load_subject(cfg, target)
         sets = benchmarks(cfg)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from torch import nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -146,7 +147,7 @@ def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Tex
         "id": cfg.id,
         "revision": cfg.revision or getattr(model.config, "_commit_hash", None),
         "config_digest": digest_of(config),
-        "weights_digest": weights_digest(model, Path(where)),
+        "weights_digest": weights_digest(model, local_folder(where, cfg.revision)),
         "tokenizer_digest": text.tokenizer_digest,
         "template_digest": text.template_digest,
         "template_kwargs": dict(cfg.template_kwargs),
@@ -154,10 +155,17 @@ def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Tex
     }
 
 
+def local_folder(where: str, revision: str | None) -> Path:
+    """The folder itself, or a hub id's snapshot in the local hub cache."""
+    if Path(where).is_dir():
+        return Path(where)
+    return Path(snapshot_download(where, revision=revision, local_files_only=True))
+
+
 def weights_digest(model: PreTrainedModel, folder: Path) -> str:
-    """SHA-256 of the safetensors files of a folder, else of the loaded tensors (hub ids)."""
+    """SHA-256 of the safetensors files, whatever dtype they were loaded in; without such files, of the tensors."""
     digest = hashlib.sha256()
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    files = sorted(folder.glob("*.safetensors"))
     for file in files:
         with file.open("rb") as stream:
             while chunk := stream.read(1 << 24):

@@ -110,7 +110,6 @@ def _truncate(logits: Tensor, sampling: SamplingRows) -> Tensor:
         mass = ordered.softmax(-1)
         outside = mass.cumsum(-1) - mass >= sampling.top_p[:, None, None]  # mass before this id reaches p
         outside &= (sampling.top_p < 1)[:, None, None]
-        outside[..., 0] = False
         logits = logits.masked_fill(torch.zeros_like(outside).scatter(-1, ids, outside), -torch.inf)
     if sampling.min_p is not None:
         probs = logits.softmax(-1)

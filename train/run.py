@@ -18,7 +18,7 @@ from data.loader import Loader
 from data.store import Store
 from inference.artifact import CONFIG, load_drafter, save_drafter
 from inference.drafters import Drafter, build, needs_vocab
-from inference.load import device_of, load_target
+from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
 from .checkpoint import flatten
@@ -32,6 +32,7 @@ LABELS = ("id", "revision")  # of a target: names for people, the digests decide
 
 def run(cfg: RunConfig) -> None:
     """Train cfg.drafter in cfg's run directory, unless that is done. Raises UserError."""
+    precheck(cfg)
     path = run_dir(cfg)
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
     target = load_target(cfg.target)
