@@ -192,7 +192,7 @@ class DataConfig:
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
     prompts: int = 1200  # prompts taken from the sources
     self_written: int = 0  # requests that the target writes itself
-    response_tokens: int = 48000  # collection stops at this many response tokens
+    response_tokens: int = 45000  # collection stops at this many response tokens
     max_prompt_tokens: int = 640
     max_new_tokens: int = 192
     turns: int = 1  # turns of a multi-turn prompt that are answered

@@ -202,3 +202,9 @@ def test_mistakes_of_an_experiment_file_are_named_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(conf.compose, "FOLDER", tmp_path / "conf")
     with pytest.raises(ConfigError, match=r"drafter.wings.*hydra"):
         load("distill", ["experiment=bad"])
+
+
+@pytest.mark.parametrize("drafter, eta", [("hydra", 3.0), ("hybrid", 3.0), ("lm", 3.0), ("medusa", 10.0)])
+def test_eta_follows_the_kind_of_drafter_unless_it_is_set(drafter: str, eta: float) -> None:
+    assert load("train", [f"drafter={drafter}"]).objective.eta == eta
+    assert load("train", [f"drafter={drafter}", "objective.eta=1.5"]).objective.eta == 1.5

@@ -12,7 +12,7 @@ from eval.measure import evaluated
 
 
 def test_builtin_reports_on_its_own_split_evenly() -> None:
-    cfg = load("evaluate", [])
+    cfg = load("evaluate", ["bench.prompts=28", "bench.sampled_prompts=14"])
     (builtin,) = benchmarks(cfg)
     assert len(builtin.prompts) == 28 and builtin.builtin
     assert {p.split for p in builtin.prompts} == {"report"}

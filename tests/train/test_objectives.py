@@ -96,7 +96,7 @@ def test_equals_the_definition_in_float64(kind: ObjectiveKind, hard: bool) -> No
 def test_full_vocabulary_equals_the_definition(kind: ObjectiveKind) -> None:
     _, target, tokens = random_case(1)
     draft = torch.randn(ROWS, K, V, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    cfg, ids = ObjectiveConfig(kind=kind), torch.arange(V)
+    cfg, ids = ObjectiveConfig(kind=kind, eta=3.0), torch.arange(V)
     ours = objective(Comparison(draft, make_teacher(target, tokens, ids)), cfg)
     expected = [reference(kind, draft[r], target[r], ids.tolist(), tokens[r].tolist(), cfg) for r in range(ROWS)]
     assert ours.flatten().tolist() == pytest.approx([x for row in expected for x in row], abs=1e-12)
