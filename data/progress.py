@@ -61,12 +61,16 @@ class CollectionProgress:
 
 
 def describe(rows: int, tokens: int, total: int, rate: float, num_bytes: int) -> str:
-    """One line: `120 rows, 14,000/72,000 tokens, 180 tok/s, 5:22 left, 32.3 MB`."""
+    """One line: `120 rows, 14,000/72,000 tokens, 180 tok/s, 5:22 left, 32.3 MB`.
+
+    Tokens count when their row is finished, so the first rows say nothing of the rate: no time left before 2%.
+    """
     left = max(0, total - tokens) / rate if rate > 0 else 0.0
     minutes, seconds = divmod(round(left), 60)
+    time_left = f"{minutes}:{seconds:02d} left" if tokens * 50 >= total else "starting"
     return (
         f"{rows:,} rows, {tokens:,}/{total:,} response tokens, {rate:.0f} tok/s, "
-        f"{minutes}:{seconds:02d} left, {format_bytes(num_bytes)}"
+        f"{time_left}, {format_bytes(num_bytes)}"
     )
 
 

@@ -82,7 +82,7 @@ class SlotCache(Cache):
         """Prepare a forward over n new tokens a row; returns their positions (= slots) [B, n]."""
         self.view = max(self.lengths) + n
         if self.view > self.slots:
-            self._grow(_round_up(self.view + self.view // 2))
+            self._grow(_round_up(self.view))
         lengths = torch.tensor(self.lengths, device=device)
         positions = lengths[:, None] + torch.arange(n, device=device)
         even = min(self.lengths) == max(self.lengths)

@@ -47,7 +47,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     assert library is not None
     x = x.contiguous()
     y = torch.empty_like(x)
-    library.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.numel() // x.shape[-1], x.shape[-1], eps)
+    rows, width = x.numel() // x.shape[-1], x.shape[-1]
+    library.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), rows, width, eps, torch.get_num_threads())
     return y
 
 
@@ -57,7 +58,7 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     assert library is not None
     width = gate_up.shape[-1] // 2
     y = gate_up.new_empty(*gate_up.shape[:-1], width)
-    library.silu_mul(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width)
+    library.silu_mul(gate_up.data_ptr(), y.data_ptr(), y.numel() // width, width, torch.get_num_threads())
     return y
 
 

@@ -80,8 +80,12 @@ void attention(const float *q, const float *k, const float *v, const int64_t *sp
         }
 }
 
+#define MANY 16384 /* values from which a second thread pays for itself */
+
 /* y = x / rms(x) * weight over rows of width values. */
-void rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, float eps) {
+void rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64_t width, float eps, int threads) {
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > MANY)
     for (int64_t r = 0; r < rows; r++) {
         const float *xr = x + r * width;
         float *yr = y + r * width;
@@ -95,7 +99,9 @@ void rms_norm(const float *x, const float *weight, float *y, int64_t rows, int64
 }
 
 /* y = silu(gate) * up; gate and up are the halves of rows [2 * width]. */
-void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width) {
+void silu_mul(const float *gate_up, float *y, int64_t rows, int64_t width, int threads) {
+    (void)threads;
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > MANY)
     for (int64_t r = 0; r < rows; r++) {
         const float *gate = gate_up + 2 * r * width, *up = gate + width;
         float *yr = y + r * width;

@@ -21,8 +21,8 @@ POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "linear": [POINTER] * 4 + [INT] * 3 + [ctypes.c_int],
     "attention": [POINTER] * 6 + [INT] * 15 + [FLOAT, ctypes.c_int],
-    "rms_norm": [POINTER] * 3 + [INT] * 2 + [FLOAT],
-    "silu_mul": [POINTER] * 2 + [INT] * 2,
+    "rms_norm": [POINTER] * 3 + [INT] * 2 + [FLOAT, ctypes.c_int],
+    "silu_mul": [POINTER] * 2 + [INT] * 2 + [ctypes.c_int],
 }
 
 
