@@ -16,6 +16,7 @@ from .digest import plain
 from .errors import UserError
 
 INTERRUPTED = 130
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 def main(config_name: str, run: Callable[[Any], None], argv: Sequence[str] | None = None) -> NoReturn:
@@ -58,6 +59,8 @@ def guarded(action: Callable[[], None]) -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:
+        if error.errno in NOT_WRITABLE and error.filename:
+            return _say(error, f"{error.filename}: {error.strerror}; mend that or name another place (run_dir)", 2)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         return _say(error, f"no space left on the disk ({error.filename or 'write failed'}); free some and run the "

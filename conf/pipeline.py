@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from .cli import INTERRUPTED
 from .compose import quoted
+from .errors import UserError
 from .paths import ROOT, record, run_dir
 from .schema import RunConfig
 
@@ -25,6 +26,11 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
     for stage, package in STAGES:
         print(f"== {stage}: {path}", flush=True)
         code = run_stage(package, [*overrides, f"run_dir={quoted(str(path))}"], cfg)
+        if code < 0:
+            raise UserError(
+                f"the {stage} stage was ended by signal {-code} (9: often out of memory; lower data.batch or "
+                "optim.batch_tokens); the same command goes on where it stopped"
+            )
         if code != 0:
             raise SystemExit(code)
     print(f"distilled in {time.perf_counter() - started:.0f} s; the report is {path / 'report.html'}")

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING
@@ -305,12 +306,21 @@ class BenchConfig:
             "spec_bench" not in self.sets or self.spec_bench_path is not None, "bench.spec_bench_path",
             self.spec_bench_path, "the path of Spec-Bench's question.jsonl when bench.sets has spec_bench",
         )
+        files = [name for name in self.sets if name not in ("builtin", "spec_bench")]
+        for name in files:
+            require(Path(name).is_file(), "bench.sets", name, "builtin, spec_bench, or an existing file")
+        if self.spec_bench_path is not None:
+            require(Path(self.spec_bench_path).is_file(), "bench.spec_bench_path", self.spec_bench_path, "a file")
         for key in ("prompts", "spec_bench_prompts", "max_new_tokens", "turns", "sampled_prompts", "bootstrap"):
             require(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), ">= 1")
         require(
             len(self.temperatures) > 0 and min(self.temperatures) >= 0, "bench.temperatures",
             self.temperatures, "a list of numbers >= 0",
         )
+        require(
+            self.acceptance is Acceptance.exact, "bench.acceptance", self.acceptance.value,
+            "exact (typical acceptance is LOSSY, and the verifier does not have it)",
+        )  # fmt: skip
         require(self.lossless_draws >= 100, "bench.lossless_draws", self.lossless_draws, ">= 100")
 
 
@@ -371,6 +381,7 @@ class GenerateConfig(RunConfig):
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
         require(0 <= self.min_p < 1, "min_p", self.min_p, "0 (off) to below 1")
+        require(all(self.stop), "stop", self.stop, "strings that are not empty")
         require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "> 0 (1: off)")
 
 

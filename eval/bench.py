@@ -90,7 +90,7 @@ def verification_cost(target: Target) -> dict[str, Any]:
 
 
 def plain_decoding(target: Target, stock: PreTrainedModel, requests: Sequence[Request]) -> dict[str, Any]:
-    """Our plain loop against transformers' generate (eager, dynamic cache), batch 1, greedy."""
+    """Our plain loop against transformers' generate (sdpa, dynamic cache), batch 1, greedy."""
     ours = lambda: Decoder(target).generate(requests)  # noqa: E731
     theirs = lambda: [stock_generate(target, stock, [r], 0.0) for r in requests]  # noqa: E731
     seconds = interleaved({"ours": ours, "transformers": theirs}, 2)
@@ -132,7 +132,9 @@ def stock_generate(target: Target, stock: PreTrainedModel, requests: Sequence[Re
     width = max(len(r.prompt) for r in requests)
     ids = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in requests], device=stock.device)
     mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in requests], device=stock.device)
-    sampling: dict[str, Any] = {"do_sample": True, "top_k": 0} if temperature > 0 else {"do_sample": False}
+    sampling: dict[str, Any] = {"do_sample": False}
+    if temperature > 0:
+        sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature}
     eos = sorted(target.eos_ids)
     out = stock.generate(  # type: ignore[operator]
         ids, attention_mask=mask, max_new_tokens=requests[0].max_new_tokens, eos_token_id=eos, pad_token_id=eos[0],

@@ -175,18 +175,21 @@ def speed_table(report: Report) -> str:
 
 
 def not_helping(report: Report) -> str:
-    """Runs and categories whose interval of the speed-up lies below 1 or touches it."""
+    """Runs and categories whose speed-up, or the interval of it (two prompts or more), lies below 1 or touches it."""
     lines = []
     for name, temperature, entry in runs(report["speed"]):
         for category, values in {"all categories": entry, **entry["by_category"]}.items():
             low = values["speedup_ci95"][0]
+            if low is None and values["speedup"] > 1:
+                continue  # one prompt: no interval, and the figure itself is above 1
             if low is None or low <= 1:
                 figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
                 lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
     measured = "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
     if not lines:
-        return f"Every category's interval of the speed-up lies above 1 at batch 1. {measured}"
-    return "The interval of the speed-up lies below 1 or touches it here:\n\n" + "\n".join(lines) + f"\n\n{measured}"
+        return f"No speed-up at or below 1 was seen at batch 1, and no interval touches it. {measured}"
+    head = "The speed-up, or its interval where there is one, lies below 1 or touches it here:"
+    return "\n\n".join([head, "\n".join(lines), measured])
 
 
 def losslessness(report: Report) -> str:

@@ -4,6 +4,7 @@ probabilities.
 Both checks exercise the product's own verifier on the real target and the real drafter.
 """
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
@@ -69,7 +70,7 @@ def greedy_check(pairs: Iterable[GreedyPair], dtype: str, exact: Callable[[], Ta
         if position is None:
             continue
         reference = reference or exact()
-        margin = margin_at(reference, pair.prompt, pair.plain, position)
+        margin = margin_at(reference, pair, position)
         divergences.append(Divergence(pair.key, position, margin, margin < MARGIN[dtype]))
     excused = sum(d.excused for d in divergences)
     return {
@@ -86,13 +87,16 @@ def first_divergence(plain: Sequence[int], speculative: Sequence[int]) -> int | 
     return None if len(plain) == len(speculative) else min(len(plain), len(speculative))
 
 
-def margin_at(target: Target, prompt: list[int], tokens: list[int], position: int) -> float:
-    """Logit of the best token minus that of the second best, where response token `position` was
-    predicted."""
-    row = torch.tensor([prompt + tokens[:position]], device=target.device)
+def margin_at(target: Target, pair: GreedyPair, position: int) -> float:
+    """By how much the best logit at response token `position` beats the worse of the two tokens emitted there:
+    the top-1/top-2 margin when they are these two. Infinite when one text just ends: no tie explains that."""
+    if position >= min(len(pair.plain), len(pair.speculative)):
+        return math.inf
+    row = torch.tensor([pair.prompt + pair.plain[:position]], device=target.device)
     hidden = target.read(row, torch.tensor([row.shape[1]])).last[0, -1]
-    best = target.head(hidden).double().topk(2).values
-    return float(best[0] - best[1])
+    logits = target.head(hidden).double()
+    emitted = logits[[pair.plain[position], pair.speculative[position]]]
+    return float(logits.max() - emitted.min())
 
 
 class ExactProbs:

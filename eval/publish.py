@@ -2,8 +2,10 @@
 token."""
 
 import os
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import HfApi, ModelCard, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
@@ -11,7 +13,7 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntr
 from conf.cli import main
 from conf.digest import file_digest
 from conf.errors import UserError
-from conf.paths import read_json, run_dir
+from conf.paths import read_json, run_dir, write_json
 from conf.schema import PublishConfig, TargetConfig
 from inference.artifact import CONFIG, WEIGHTS, replace_folder
 
@@ -20,7 +22,8 @@ from .stage import drafter_place
 
 PLOT = "speedup_by_category.png"
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
-OPTIONAL = (PLOT, "acceptance_per_position.png", "draft_length.png", "provenance.json")
+PLOTS = (PLOT, "acceptance_per_position.png", "draft_length.png")
+ABSOLUTE = re.compile(r"(?<![\w.:/])(?:~|/)[^\s'\",;\])]*/")  # the folders of a path on this machine
 
 
 def run(cfg: PublishConfig) -> None:
@@ -42,18 +45,29 @@ def build_hub(cfg: PublishConfig, folder: Path) -> Path:
     temporary = folder / f".hub.tmp-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    for path in (drafter / WEIGHTS, drafter / CONFIG, folder / "report.json"):
-        shutil.copy2(path, temporary)
-    for name in OPTIONAL:
+    shutil.copy2(drafter / WEIGHTS, temporary)
+    for path in (drafter / CONFIG, folder / "report.json", folder / "provenance.json"):
+        if path.exists():
+            write_json(temporary / path.name, without_paths(read_json(path)))
+    for name in PLOTS:
         if (folder / name).exists():
             shutil.copy2(folder / name, temporary)
     card = model_card(
-        report, base_model=base_model(cfg.target), license=cfg.license or target_license(cfg.target),
+        without_paths(report), base_model=base_model(cfg.target), license=cfg.license or target_license(cfg.target),
         plot=PLOT if (folder / PLOT).exists() else None,
     )  # fmt: skip
     card.save(temporary / "README.md")
     replace_folder(temporary, folder / "hub")
     return folder / "hub"
+
+
+def without_paths(value: Any) -> Any:
+    """JSON data with every absolute path cut to its last name: what is published says nothing of this machine."""
+    if isinstance(value, dict):
+        return {key: without_paths(v) for key, v in value.items()}
+    if isinstance(value, list):
+        return [without_paths(v) for v in value]
+    return ABSOLUTE.sub("", value) if isinstance(value, str) else value
 
 
 def checked(cfg: PublishConfig, folder: Path) -> tuple[Report, Path]:

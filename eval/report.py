@@ -115,11 +115,11 @@ def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
     A stage that did not run here is null; total_s sums the others.
     """
     files = {stage: read_json(run_dir / "timing" / f"{stage}.json") for stage in STAGES[1:]}
-    files["setup"] = read_json(setup)
+    files["setup"] = {"seconds": read_json(setup).get("setup_s")}
     seconds = {f"{stage}_s": files[stage].get("seconds") for stage in STAGES}
     return {
         "timing": {**seconds, "total_s": round(sum(s for s in seconds.values() if s is not None), 2)},
-        "memory": {"peak_bytes": max((f.get("peak_bytes", 0) for f in files.values()), default=0)},
+        "memory": {"peak_bytes": max((f.get("peak_bytes") or 0 for f in files.values()), default=0)},
         "collect": {
             "tokens_per_s": files["collect"].get("tokens_per_s"),
             "response_tokens": files["collect"].get("tokens"),
@@ -130,7 +130,7 @@ def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
 def finite(value: Any) -> Any:
     """JSON has no nan: figures that could not be computed become null."""
     if isinstance(value, float):
-        return round(value, 6) if math.isfinite(value) else None
+        return float(f"{value:.9g}") if math.isfinite(value) else None
     if isinstance(value, dict):
         return {key: finite(v) for key, v in value.items()}
     return [finite(v) for v in value] if isinstance(value, (list, tuple)) else value

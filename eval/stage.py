@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import Acceptance, DrafterConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, NgramConfig, RunConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
 from inference.load import load_target, precheck
@@ -54,11 +54,6 @@ def run(cfg: RunConfig) -> None:
 
     Raises UserError: no drafter, a drafter of another target, or an output that is not the target's own.
     """
-    if cfg.bench.acceptance is not Acceptance.exact:
-        raise UserError(
-            f"bench.acceptance = {cfg.bench.acceptance.value} is LOSSY and the verifier does not have it; "
-            "set bench.acceptance=exact"
-        )
     folder = run_dir(cfg)
     path, digest = folder / "report.json", evaluation_digest(cfg, drafter_place(cfg))
     report = read_json(path)
@@ -87,7 +82,7 @@ def _continued(cfg: RunConfig) -> bool:
     """Whether the run directory's own drafter is drafter.folder trained on (`record` wrote what it was
     told)."""
     config = run_dir(cfg) / "config.yaml"
-    told = yaml.safe_load(config.read_text()) if config.exists() else {}
+    told = (yaml.safe_load(config.read_text()) if config.exists() else None) or {}
     return bool(told.get("drafter", {}).get("folder") == cfg.drafter.folder)
 
 
@@ -201,11 +196,14 @@ def protocol(cfg: RunConfig, k: int) -> str:
     """The evaluation protocol in a sentence or two."""
     turns = "first turn only" if cfg.bench.turns == 1 else f"up to {cfg.bench.turns} turns"
     return (
-        f"Stratified sample, {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, {k} draft tokens a "
-        f"round, {cfg.target.dtype}. Lengths are tokens emitted a round, bonus included; headlines are plain "
+        f"Stratified sample ({cfg.bench.prompts} prompts a set, Spec-Bench {cfg.bench.spec_bench_prompts}; above "
+        f"temperature 0 {cfg.bench.sampled_prompts}), {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, {k} "
+        f"draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
+        "Lengths are tokens emitted a round, bonus included; headlines are plain "
         "means over categories; 95% intervals are bootstraps over prompts. Plain and speculative runs "
         "alternate prompt by prompt on the same runtime. Baselines and draft lengths are replayed on the "
-        "plain runs' texts; the untrained baseline keeps the lookup of a hybrid."
+        "plain runs' texts; the untrained baseline keeps the lookup of a hybrid; "
+        f"n-gram lookup is tuned on the choosing prompts at temperature 0, match lengths and up to {k} draft tokens."
     )
 
 

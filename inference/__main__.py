@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text as Styled
@@ -10,12 +9,12 @@ from rich.text import Text as Styled
 from conf.cli import main
 from conf.errors import UserError
 from conf.paths import run_dir, write_json
-from conf.schema import GenerateConfig
+from conf.schema import GenerateConfig, NgramConfig
 
 from .acceptance import Counts, Round
 from .artifact import load_drafter
 from .decode import Decoder, Request
-from .drafters import Drafter
+from .drafters import Drafter, build
 from .load import load_target
 from .sampling import Sampling
 from .target import Target
@@ -32,18 +31,30 @@ def run(cfg: GenerateConfig) -> None:
     prompt = cfg.prompt if cfg.prompt is not None else os.environ.get("DRAFTSMITH_PROMPT", "")
     if not prompt.strip():
         raise UserError('there is no prompt; give one: make generate PROMPT="Why is the sky blue?"')
-    folder = Path(cfg.drafter.folder) if cfg.drafter.folder else run_dir(cfg) / "drafter"
-    if not folder.exists():
-        raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     target = load_target(cfg.target)
-    drafter, own, _ = load_drafter(folder, target)
+    drafter, k = find_drafter(cfg, target)
     request = Request(
         target.text.encode_chat([{"role": "user", "content": prompt}]),
         max_new_tokens=cfg.max_new_tokens,
         stop=tuple(cfg.stop),
     )
-    rounds = show(target, decoder(cfg, target, drafter, own.num_spec_tokens), request)
-    summary(cfg, target, drafter, own.num_spec_tokens, request, rounds)
+    rounds = show(target, decoder(cfg, target, drafter, k), request)
+    summary(cfg, target, drafter, k, request, rounds)
+
+
+def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
+    """(drafter, draft length): drafter.folder (a folder or hub id), the run's own, or lookup, which needs no training.
+
+    Raises UserError when nothing was trained yet.
+    """
+    folder = run_dir(cfg) / "drafter"
+    if cfg.drafter.folder is None and not folder.exists():
+        if isinstance(cfg.drafter, NgramConfig):
+            return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
+        raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
+    drafter, own, _ = load_drafter(cfg.drafter.folder or folder, target)
+    heads = getattr(own, "num_heads", None)
+    return drafter, min(cfg.drafter.num_spec_tokens, heads or cfg.drafter.num_spec_tokens)
 
 
 def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int) -> Decoder:
@@ -80,13 +91,15 @@ def summary(
         fast = next(decoder(cfg, target, drafter, k).run([request]))
         plain = next(decoder(cfg, target, None, k).run([request]))
         per_token = [r.seconds / max(len(r.tokens) - 1, 1) for r in (plain, fast)]
-        figures |= {"speedup": per_token[0] / per_token[1], "identical": plain.tokens == fast.tokens}
+        figures["speedup"] = per_token[0] / per_token[1]
         line += f"; {figures['speedup']:.2f}x plain decoding of the same prompt"
         if cfg.temperature == 0:
-            line += "; same text" if figures["identical"] else "; texts differ (a near-tie in float32)"
+            figures["identical"] = plain.tokens == fast.tokens
+            differ = "; texts differ: `make evaluate` tells a near-tie from an error"
+            line += "; same text" if figures["identical"] else differ
     print(f"\n[{drafter.kind}] {line}")
     write_json(run_dir(cfg) / "generate.json", figures)
-    print(run_dir(cfg) / "generate.json")
+    print((run_dir(cfg) / "generate.json").resolve())
 
 
 if __name__ == "__main__":

@@ -84,7 +84,10 @@ def drafter_config(about: dict[str, Any], folder: Path) -> DrafterConfig:
     known = {f.name for f in dataclasses.fields(kind)} if kind else set()
     if kind is None or not set(fields) <= known:
         raise UserError(f"{folder / CONFIG}: unknown drafter kind or keys: {sorted(set(fields) - known)}")
-    return kind(**fields)
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise UserError(f"{folder / CONFIG}: a value of the wrong type ({error})") from error
 
 
 def find(where: str | Path) -> Path:

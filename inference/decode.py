@@ -143,7 +143,7 @@ class _Loop:
 
     @property
     def sampling(self) -> SamplingRows:
-        """The rows' samplings; empty rows count as greedy, unless that would slow the others down."""
+        """The rows' samplings; empty rows take that of another row."""
         if self._sampling is None:
             used = [row.sampling for row in self.rows if row is not None]
             self._sampling = SamplingRows(
@@ -316,6 +316,7 @@ class _Loop:
                 done.append(self._result(row))
                 self.rows[b] = None
                 self.cache.lengths[b] = 0
+                self._sampling = None  # a sampled row that is gone must not keep the others on the slow path
         return done
 
     def _result(self, row: _Row) -> Result:

@@ -1,7 +1,6 @@
 """Loading a target: embedded, tiny, a hub id or a folder -> Target with its identity."""
 
 import hashlib
-import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,16 +16,11 @@ from conf.errors import UserError, require
 from conf.schema import LmConfig, RunConfig, TargetConfig
 
 from .drafters import needs_vocab
-from .embedded import embedded_target
+from .embedded import cache_folder, embedded_target
 from .fused import can_fuse, fuse
 from .target import Target, layer_windows
-from .text import Text
+from .text import Text, same_tokenizer
 from .tiny import make_tiny_target
-
-
-def cache_root() -> Path:
-    """The cache folder: DRAFTSMITH_CACHE, default ~/.cache/draftsmith."""
-    return Path(os.environ.get("DRAFTSMITH_CACHE", Path.home() / ".cache" / "draftsmith"))
 
 
 def resolve(target_id: str) -> str:
@@ -34,7 +28,7 @@ def resolve(target_id: str) -> str:
     if target_id == "embedded":
         return str(embedded_target())
     if target_id == "tiny":
-        return str(make_tiny_target(cache_root() / "tiny-target"))
+        return str(make_tiny_target(cache_folder() / "tiny-target"))
     return target_id
 
 
@@ -71,7 +65,7 @@ def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
     device = device_of(cfg.device)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, **_options(cfg)
+            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, use_safetensors=True, **_options(cfg)
         )
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
@@ -100,8 +94,20 @@ def precheck(cfg: RunConfig) -> None:
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
+    context = getattr(config, "max_position_embeddings", None)
+    asked = cfg.data.max_prompt_tokens + cfg.data.max_new_tokens
+    if context is not None:
+        what = f"with data.max_prompt_tokens together at most {context}, the context of {cfg.target.id}"
+        require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
+        theirs, ours = Text.load(cfg.drafter.model), Text.load(resolve(cfg.target.id), cfg.target.revision)
+        if not same_tokenizer(ours, theirs):
+            raise UserError(
+                f"drafter.model {cfg.drafter.model} has another tokenizer than target {name}; a separate LM must "
+                "share the target's tokenizer"
+            )
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
         fits = all(-layers <= i < layers for i in cfg.drafter.layers)
         require(fits, "drafter.layers", cfg.drafter.layers, f"-{layers} to {layers - 1}, the layers of {name}")

@@ -3,6 +3,7 @@
 What catches "98% in training, 10% served": a wrong feature, an off-by-one position, a stale state.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,8 @@ def check_parity(
             for k in range(min(r.accepted + 1, draft.shape[0])):
                 step, at = (k, anchor) if train.shape[1] > k else (0, anchor + k)
                 if at < train.shape[0]:
-                    worst = max(worst, float((draft[k] - train[at, step]).abs().max()))
+                    difference = float((draft[k] - train[at, step]).abs().max())
+                    worst = max(worst, difference if math.isfinite(difference) else math.inf)
                     scale, count = max(scale, float(train[at, step].abs().max())), count + 1
             anchor += len(r.emitted)
     return Parity(worst, BOUNDS[_lowest(target, drafter)] * scale, count)

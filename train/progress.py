@@ -53,7 +53,7 @@ class Display:
 
 def describe(metrics: dict[str, Any], tau: float | None, positions_per_s: float) -> str:
     """One line of figures; τ with the bonus token included."""
-    live = "" if tau is None else f"  τ {tau:.2f}"
+    live = "" if tau is None else f"  τ {tau:.2f} (bonus included)"
     return (
         f"loss {metrics['loss']:.4f}  α {decimals(metrics['alpha_per_pos'])}{live}  {positions_per_s:,.0f} positions/s"
     )

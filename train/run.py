@@ -62,6 +62,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         return
     if accelerator.is_main_process:
         record(cfg, path)
+        if store.complete is None:
+            print(f"the collection is not complete: training on its {store.num_rows:,} rows", flush=True)
     with measured(path, accelerator) as figures:
         seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, store)

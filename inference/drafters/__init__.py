@@ -3,6 +3,7 @@
 from typing import cast
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -62,7 +63,12 @@ def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafte
             f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
             "share the target's tokenizer"
         )
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(cfg.model, dtype=target.dtype)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            cfg.model, dtype=target.dtype, use_safetensors=True
+        )
+    except (OSError, ValueError, SafetensorError) as error:
+        raise UserError(f"drafter.model {cfg.model} can't be loaded: {str(error).splitlines()[0]}") from error
     cast(nn.Module, model).to(target.device)
     return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg.lora_rank)
 
@@ -72,6 +78,8 @@ def _fit_vocab(model: PreTrainedModel, target: Target, vocab_ids: Tensor | None)
     rows = model.get_output_embeddings().weight.shape[0]
     if vocab_ids is None:
         return torch.arange(rows, device=target.device) if rows < target.vocab_size else None
+    if rows < target.vocab_size and torch.equal(vocab_ids.cpu(), torch.arange(rows)):
+        return vocab_ids  # as it was built, and saved, before
     if int(vocab_ids.max()) >= rows:
         raise ConfigError(f"drafter.draft_vocab_size = {len(vocab_ids)}: the drafter has only {rows} ids")
     trim_head(model, vocab_ids)

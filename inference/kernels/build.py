@@ -46,7 +46,7 @@ def _build() -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("no C compiler (cc) found")
-    root = Path(os.environ.get("DRAFTSMITH_CACHE", Path.home() / ".cache" / "draftsmith")) / "kernels"
+    root = Path(os.environ.get("DRAFTSMITH_CACHE") or "~/.cache/draftsmith").expanduser() / "kernels"
     library = root / f"kernels-{_key(compiler)}.so"
     if not library.exists():
         root.mkdir(parents=True, exist_ok=True)

@@ -12,6 +12,7 @@ from eval.lossless import (
     choose_prefixes,
     first_divergence,
     greedy_check,
+    margin_at,
     sampled_check,
 )
 from eval.report import MIN_P_VALUE
@@ -122,3 +123,18 @@ def test_greedy_check_excuses_near_ties_only(make_target: MakeTarget) -> None:
         weight = exact.lm_head.weight
         weight[(best + 1) % 48] = weight[best]
     assert greedy_check([other], "float32", lambda: exact)["excused"] == 1
+
+
+def test_only_a_near_tie_of_the_two_emitted_tokens_is_excused(target: Target) -> None:
+    prompt = [5, 6, 7]
+    logits = target.head(target.read(torch.tensor([prompt]), torch.tensor([3])).last[0, -1]).double()
+    best, second, third = logits.topk(3).indices.tolist()
+    gaps = (logits[best] - logits).tolist()
+
+    def margin(plain: list[int], speculative: list[int]) -> float:
+        return margin_at(target, GreedyPair("", prompt, plain, speculative), 0)
+
+    assert margin([best], [second]) == pytest.approx(gaps[second])
+    assert margin([best], [third]) == pytest.approx(gaps[third])
+    assert margin([second], [third]) == pytest.approx(gaps[third])
+    assert margin([], [best]) == float("inf")

@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from conf.compose import load
 from eval.card import card_data, markdown, model_card, not_helping
 from eval.html import Trace, render, trace_section
 from eval.records import PromptRecord, temperature_name
-from eval.report import figures, finite, is_lossless, lossless_lines, print_table
+from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
 from inference.acceptance import Round
 
 
@@ -121,7 +122,7 @@ def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
     for entry in report["speed"]["builtin"]["t0"]["by_category"].values():
         entry["speedup_ci95"] = [1.1, 1.2]
     report["speed"]["builtin"]["t0"]["speedup_ci95"] = [1.05, 1.3]
-    assert "Every category's interval" in not_helping(report)
+    assert "No speed-up at or below 1 was seen" in not_helping(report)
 
 
 def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None:
@@ -134,3 +135,14 @@ def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None
     assert "/home/me" not in text and "mine.jsonl" in text
     assert "not run here" in text and "Hydra" in text
     assert markdown(["a|b"], [["c|d"]]).count("\\|") == 2
+
+
+def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
+    (tmp_path / "setup.json").write_text('{"setup_s": 51.5}')
+    timing = stage_figures(tmp_path, tmp_path / "setup.json")["timing"]
+    assert timing["setup_s"] == 51.5 and timing["total_s"] == 51.5
+
+
+def test_figures_keep_their_digits() -> None:
+    figures = {"a": 1.23456789123e-9, "b": float("nan"), "c": [12345.678912345]}
+    assert finite(figures) == {"a": 1.23456789e-09, "b": None, "c": [12345.6789]}

@@ -137,3 +137,12 @@ def test_hidden_states_of_a_batch_are_those_that_predicted_the_response() -> Non
             alone = target.read(torch.tensor([p + r[:i]]), torch.tensor([len(p) + i])).last[0, -1]
             torch.testing.assert_close(batch.hidden[b, i], alone, rtol=0, atol=1e-12)
     assert batch.supervised(2).int().tolist() == [[[1, 0], [0, 0], [0, 0]], [[1, 1], [1, 1], [1, 0]]]
+
+
+def test_a_nan_is_a_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target("llama")
+    drafter = make_drafter("hydra", target)
+    honest = type(drafter).train_logits
+    monkeypatch.setattr(type(drafter), "train_logits", lambda self, batch: honest(self, batch) * float("nan"))
+    parity = check_parity(target, drafter, [[5, 6, 7, 8]], max_new_tokens=8)
+    assert parity.max_abs_difference == float("inf") and not parity.ok
