@@ -15,11 +15,11 @@ from conf.digest import digest_of
 from conf.errors import UserError, require
 from conf.schema import LmConfig, RunConfig, TargetConfig
 
-from .drafters import needs_vocab
+from .drafters import check_tokenizer, needs_vocab
 from .embedded import cache_folder, embedded_target
 from .fused import can_fuse, fuse
 from .target import Target, layer_windows
-from .text import Text, same_tokenizer
+from .text import Text
 from .tiny import make_tiny_target
 
 
@@ -102,12 +102,8 @@ def precheck(cfg: RunConfig) -> None:
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
-        theirs, ours = Text.load(cfg.drafter.model), Text.load(resolve(cfg.target.id), cfg.target.revision)
-        if not same_tokenizer(ours, theirs):
-            raise UserError(
-                f"drafter.model {cfg.drafter.model} has another tokenizer than target {name}; a separate LM must "
-                "share the target's tokenizer"
-            )
+        text = Text.load(resolve(cfg.target.id), cfg.target.revision, trust_remote_code=cfg.target.trust_remote_code)
+        check_tokenizer(cfg.drafter.model, text, name)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
         fits = all(-layers <= i < layers for i in cfg.drafter.layers)
         require(fits, "drafter.layers", cfg.drafter.layers, f"-{layers} to {layers - 1}, the layers of {name}")

@@ -58,11 +58,7 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
     if cfg.model is None:
         return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size, cfg.lora_rank)
-    if not same_tokenizer(target.text, Text.load(cfg.model)):
-        raise UserError(
-            f"drafter.model {cfg.model} has another tokenizer than target {target.name}; a separate LM must "
-            "share the target's tokenizer"
-        )
+    check_tokenizer(cfg.model, target.text, target.name)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             cfg.model, dtype=target.dtype, use_safetensors=True
@@ -71,6 +67,15 @@ def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafte
         raise UserError(f"drafter.model {cfg.model} can't be loaded: {str(error).splitlines()[0]}") from error
     cast(nn.Module, model).to(target.device)
     return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg.lora_rank)
+
+
+def check_tokenizer(model: str, text: Text, name: str) -> None:
+    """A separate LM must have the tokenizer `text` of target `name`. Raises UserError."""
+    if not same_tokenizer(text, Text.load(model)):
+        raise UserError(
+            f"drafter.model {model} has another tokenizer than target {name}; a separate LM must share the "
+            "target's tokenizer"
+        )
 
 
 def _fit_vocab(model: PreTrainedModel, target: Target, vocab_ids: Tensor | None) -> Tensor | None:
