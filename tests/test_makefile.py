@@ -255,7 +255,7 @@ def test_without_flock_two_set_ups_are_one_too(fresh: Path) -> None:
     """The lock of systems without flock: a folder, which a dead owner does not keep."""
     tools = fresh.parent / "tools"
     tools.mkdir()
-    for tool in ("sh", "dirname", "cat", "cksum", "tr", "mkdir", "rm", "sleep"):
+    for tool in ("sh", "dirname", "cat", "cksum", "tr", "mkdir", "mv", "rm", "sleep"):
         (tools / tool).symlink_to(shutil.which(tool) or tool)
     dead = subprocess.Popen(["true"])
     dead.wait()
