@@ -12,8 +12,9 @@ from conf.errors import UserError
 
 from .builtin_set import builtin_prompts
 from .formats import read_row
+from .hub import hub_rows
 from .prompt import Prompt, Split, split_of, stratified, unique
-from .tables import PlacedRow, file_rows, hub_rows
+from .tables import PlacedRow, file_rows
 from .templates import templated_prompts
 
 __all__ = ["Prompt", "Split", "load_prompts", "spec_bench_prompts", "split_of", "stratified"]
@@ -70,7 +71,7 @@ def _read(source: str, limit: int | None, seed: int, say: Callable[[str], None])
         return templated_prompts(TEMPLATED, seed)
     if source.startswith("hub:"):
         most = None if limit is None else HUB_SURPLUS * limit
-        return _from_rows(source, hub_rows(source.removeprefix("hub:"), most), say)
+        return _from_rows(source, hub_rows(source.removeprefix("hub:"), most)[1], say)
     return _from_rows(source, file_rows(Path(source)), say)
 
 
