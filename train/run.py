@@ -112,6 +112,7 @@ def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) 
             "optim": plain(cfg.optim),
             "checkpoint.validations": cfg.checkpoint.validations,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
+            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
             "launcher.num_processes": world,
             "seed": cfg.seed,
         }

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from conf.digest import digest_of
 from conf.errors import UserError
 from conf.schema import (
     CheckpointConfig,
@@ -28,7 +29,7 @@ from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
-from train.run import run
+from train.run import run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
 
 VOCAB = 96
@@ -99,6 +100,19 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     run(cfg)
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 2 and "already" in out[0] and out[1].endswith("train.json")
+
+
+def test_rows_that_are_excluded_later_make_another_training(
+    run_dir: Path, tiny_text_folder: Path, target: Target
+) -> None:
+    cfg = config(run_dir, tiny_text_folder)
+    identities = [training_identity(cfg, target, Store.open(run_dir / "store"), 1)]
+    for key in ("k1", "k2"):
+        with Store.open(run_dir / "store", write=True) as store:
+            store.exclude({key: 1})
+        identities.append(training_identity(cfg, target, Store.open(run_dir / "store"), 1))
+    assert len({digest_of(identity) for identity in identities}) == 3
+    assert "excluded" not in identities[0]  # what was trained before rows could be excluded is still valid
 
 
 def test_other_settings_in_the_same_run_are_refused(run_dir: Path, tiny_text_folder: Path) -> None:
