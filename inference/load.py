@@ -18,9 +18,10 @@ from conf.schema import LmConfig, RunConfig, TargetConfig
 from .drafters import check_tokenizer, needs_vocab
 from .embedded import cache_folder, embedded_target
 from .fused import can_fuse, fuse
-from .target import Target, layer_windows
+from .target import Target
 from .text import Text
 from .tiny import make_tiny_target
+from .traits import attention_of, context_of, layer_windows
 
 
 def resolve(target_id: str) -> str:
@@ -60,13 +61,12 @@ def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
     """The stock model in cfg's dtype on cfg's device, its configuration checked before the weights load."""
     transformers_logging.disable_progress_bar()
     config = load_config(where, cfg)
-    # sdpa leaves soft-capping out; everywhere else transformers knows what the model can do.
-    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
     device = device_of(cfg.device)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, use_safetensors=True, **_options(cfg)
-        )
+            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention_of(config), use_safetensors=True,
+            **_options(cfg),
+        )  # fmt: skip
     except (OSError, ValueError, SafetensorError) as error:
         raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
     return cast(PreTrainedModel, cast(nn.Module, model).to(device))
@@ -94,7 +94,7 @@ def precheck(cfg: RunConfig) -> None:
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
-    context = getattr(config, "max_position_embeddings", None)
+    context = context_of(config)
     asked = cfg.data.max_prompt_tokens + cfg.data.max_new_tokens
     if context is not None:
         what = f"with data.max_prompt_tokens together at most {context}, the context of {cfg.target.id}"

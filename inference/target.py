@@ -13,8 +13,7 @@ from conf.errors import UserError
 
 from .cache import SlotCache
 from .text import Text
-
-SLOT_TYPES = {"full_attention", "sliding_attention"}
+from .traits import context_of, layer_windows, logit_scale
 
 
 @dataclass(frozen=True)
@@ -46,9 +45,10 @@ class Target:
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.layers = _decoder_layers(self.base, self.num_layers)
         self.windows = layer_windows(config)
+        self.context = context_of(config)
         self._cache_key = _cache_keyword(self.base)
         self._cap = getattr(config, "final_logit_softcapping", None)
-        self._scale = _logit_scale(config)
+        self._scale = logit_scale(config)
         self._check_runs()
 
     @property
@@ -178,21 +178,6 @@ def causal_spans(positions: Tensor, window: int | None) -> Tensor:
     return torch.stack([first, positions + 1], -1)
 
 
-def layer_windows(config: Any) -> dict[str, int | None]:
-    """Layer type -> sliding window (None: full). Raises UserError for layers that keep a recurrent state."""
-    types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if types is None:
-        return {"sliding_attention": window} if window is not None else {"full_attention": None}
-    unknown = sorted(set(types) - SLOT_TYPES)
-    if unknown:
-        raise UserError(
-            f"target layers of type {', '.join(unknown)} ({config.model_type}) can't be rolled back or masked by "
-            "slots; choose a target whose layers are full or sliding-window attention"
-        )
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
-
-
 def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -209,11 +194,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def _cache_keyword(base: nn.Module) -> str:
     names = inspect.signature(base.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
-
-
-def _logit_scale(config: Any) -> float:
-    scaling = getattr(config, "logits_scaling", None)  # Granite divides, Cohere multiplies
-    return 1.0 / scaling if scaling else float(getattr(config, "logit_scale", None) or 1.0)
 
 
 def _config_eos(model: PreTrainedModel) -> frozenset[int]:

@@ -47,6 +47,7 @@ class Drafter(nn.Module, ABC):
     kind: str
     trainable: bool = True
     num_steps: int  # K of train_logits
+    context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:

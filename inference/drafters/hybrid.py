@@ -28,7 +28,7 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.trainable, self.num_steps, self.context = inner.trainable, inner.num_steps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:

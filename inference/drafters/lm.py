@@ -40,6 +40,7 @@ class LmDrafter(Drafter):
     ) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
+        self.context = self.lm.context
         self.model: nn.Module = add_lora(model, lora_rank) if lora_rank else model.requires_grad_(True)
         self.target_vocab = target_vocab
 

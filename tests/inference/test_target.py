@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from conf.errors import UserError
-from inference.target import Target, causal_mask, layer_windows
+from inference.target import Target, causal_mask
+from inference.traits import layer_windows
 from tiny import KINDS, VOCAB, tiny_model
 
 QWEN2_SLIDING = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
