@@ -187,17 +187,20 @@ class _Loop:
         started = time.perf_counter()
         for request in requests:
             self._check(request)
-        lengths = [len(r.prompt) for r in requests]
-        tokens = right_padded([r.prompt for r in requests])
-        whole = len(at) == len(self.rows)
-        cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
+        prompts = [r.prompt for r in requests]
+        if all(prompt == prompts[0] for prompt in prompts):
+            prompts = prompts[:1]  # many answers to one prompt: it is read once
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = right_padded(prompts)
+        whole = len(prompts) == len(self.rows)
+        cache = self.cache if whole else self.target.new_cache(len(prompts), max(lengths))
         if whole:
-            cache.rollback([0] * len(at))
+            cache.rollback([0] * len(prompts))
         out = self.target.forward(tokens.to(self.target.device), cache).last
         cache.advance(lengths)
         if not whole:
             self.cache.adopt(at, cache)
-        last = out[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        last = out[torch.arange(len(prompts)), torch.tensor(lengths) - 1].expand(len(at), -1)  # [R,H]
         self._store_hidden(at, last)
         for b, request in zip(at, requests, strict=True):
             self.rows[b] = self._new_row(request)
