@@ -1,10 +1,12 @@
 """Every prompt: decoded plainly and speculatively, then all baselines replayed on the plain text."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from conf.errors import UserError
 from conf.schema import BenchConfig, DrafterConfig
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
@@ -60,11 +62,22 @@ class Contest:
 
 def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
-    untrained = build(config, target, drafter.draft_ids).eval() if drafter.trainable else None
+    untrained = before_training(target, drafter, config)
     requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
     texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
     records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]
     return Contest(target, drafter, untrained, k, *tune_lookup(records, k))
+
+
+def before_training(target: Target, drafter: Drafter, config: DrafterConfig) -> Drafter | None:
+    """What the drafter was before it was trained; None without training, or when the model it was made from is gone."""
+    if not drafter.trainable:
+        return None
+    try:
+        return build(config, target, drafter.draft_ids).eval()
+    except UserError as error:
+        print(f"the untrained drafter is left out: {error}", file=sys.stderr)
+        return None
 
 
 def measure(

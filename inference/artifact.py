@@ -1,4 +1,5 @@
-"""A drafter folder: drafter.safetensors + drafter.json. Never pickle, no code.
+"""A drafter folder: drafter.safetensors + drafter.json, and config.json of a drafter that is a model. Never pickle,
+no code; nothing else is needed to load it but the target.
 
 drafter.json holds the drafter's configuration, the target's identity and whatever provenance the caller adds; a
 drafter loads only onto the target it was made for.
@@ -21,9 +22,10 @@ from conf.errors import UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from .drafters import Drafter, build, needs_vocab
+from .stock import read_config
 from .target import Target
 
-WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
+WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
 VOCAB_KEY = "draft_ids"
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
@@ -43,6 +45,8 @@ def save_drafter(
         if drafter.draft_ids is not None:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
+        if drafter.model_config is not None:
+            drafter.model_config.to_json_file(temporary / MODEL_CONFIG)
         about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), **(extra or {})}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
@@ -118,7 +122,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     vocab = tensors.pop(VOCAB_KEY, None)
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
-    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
+    saved = read_config(str(folder), f"drafter {where}") if isinstance(cfg, LmConfig) else None
+    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved)
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
 

@@ -55,7 +55,7 @@ class Text:
         where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder_or_id, **where)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # damaged files fail in many ways, tokenizers' own with a bare Exception
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"no tokenizer could be loaded from {folder_or_id}: {reason}") from error
         return cls(tokenizer, folder_or_id, _find_eos(folder_or_id, tokenizer, where), template_kwargs)
@@ -162,7 +162,7 @@ class Text:
                     **self.template_kwargs,
                 )
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the chat template of {self.name} refuses the conversation ({roles}): {error}"
@@ -179,13 +179,17 @@ def _digest(value: Any) -> str:
 
 
 def _find_eos(folder_or_id: str, tokenizer: PreTrainedTokenizerBase, where: dict[str, Any]) -> set[int]:
-    """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter."""
+    """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter.
+
+    Raises UserError for a damaged generation_config.json: without its ids a response would not end.
+    """
     found = _ids(tokenizer.eos_token_id)
     try:
-        generation = GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"])
-        declared = _ids(generation.eos_token_id)
-    except OSError:
-        declared = set()
+        declared = _ids(GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"]).eos_token_id)
+    except (OSError, TypeError, ValueError) as error:
+        if not isinstance(error, OSError) or isinstance(error.__context__, ValueError):
+            raise UserError(f"generation_config.json of {folder_or_id}: {' '.join(str(error).split())}") from error
+        declared = set()  # there is none
     if not declared:
         declared = _config_eos(folder_or_id, where)
     return found | declared
@@ -202,4 +206,7 @@ def _config_eos(folder_or_id: str, where: dict[str, Any]) -> set[int]:
 def _ids(value: int | list[int] | None) -> set[int]:
     if value is None:
         return set()
-    return {value} if isinstance(value, int) else set(value)
+    ids = {value} if isinstance(value, int) else set(value)
+    if not all(isinstance(i, int) for i in ids):
+        raise ValueError(f"eos_token_id = {value!r} is not a number or a list of numbers")
+    return ids

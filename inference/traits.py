@@ -7,8 +7,9 @@ from conf.errors import UserError
 SLOT_TYPES = {"full_attention", "sliding_attention"}
 
 
-def layer_windows(config: Any) -> dict[str, int | None]:
-    """Layer type -> sliding window (None: full). Raises UserError for layers that keep a recurrent state."""
+def layer_windows(config: Any, name: str) -> dict[str, int | None]:
+    """Layer type -> sliding window (None: full). Raises UserError, with the model's name, for layers that keep
+    a recurrent state."""
     types = getattr(config, "layer_types", None)
     window = getattr(config, "sliding_window", None)
     if types is None:
@@ -16,8 +17,8 @@ def layer_windows(config: Any) -> dict[str, int | None]:
     unknown = sorted(set(types) - SLOT_TYPES)
     if unknown:
         raise UserError(
-            f"target layers of type {', '.join(unknown)} ({config.model_type}) can't be rolled back or masked by "
-            "slots; choose a target whose layers are full or sliding-window attention"
+            f"{name} ({config.model_type}) has layers of type {', '.join(unknown)}, which can't be rolled back or "
+            "masked by slots; choose a model whose layers are full or sliding-window attention"
         )
     return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows, draw, process, uniforms
@@ -76,6 +77,11 @@ class Drafter(nn.Module, ABC):
         distribution at response index a + 1 + k.
         """
         raise TypeError(f"a {self.kind} drafter is not trained")
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model that drafts, saved beside its weights; None for kinds that are no model."""
+        return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""

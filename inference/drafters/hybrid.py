@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
@@ -58,6 +59,11 @@ class HybridDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """The inner drafter's."""
         return self.inner.train_logits(batch)
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The inner drafter's."""
+        return self.inner.model_config
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""

@@ -187,5 +187,5 @@ def test_models_that_are_more_than_base_and_head_are_refused() -> None:
 def test_layers_that_keep_a_state_are_refused_by_type() -> None:
     config = tiny_model("llama").config
     config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UserError, match=r"layers of type linear_attention \(llama\) can't be rolled back"):
-        layer_windows(config)
+    with pytest.raises(UserError, match=r"target x \(llama\) has layers of type linear_attention, which can't be "):
+        layer_windows(config, "target x")

@@ -70,6 +70,8 @@ def test_template_that_refuses_or_drops_messages_is_named() -> None:
     refuses = _with_template("{{ raise_exception('no system role') }}")
     with pytest.raises(UserError, match=r"the chat template of other refuses .*\(system\): no system role"):
         refuses.encode_chat([{"role": "system", "content": "x"}])
+    with pytest.raises(UserError, match=r"refuses the conversation \(user\): can only concatenate"):
+        _with_template("{{ messages[0]['content'] + 3 }}").encode_chat([user("Hi")])
     with pytest.raises(UserError, match="drops a message"):
         _with_template("nothing").empty_user_prefix()
 
