@@ -71,15 +71,17 @@ def excluded_rows(store: Store, text: Text, candidates: Candidates, selection: S
     fine = {prompt.digest for prompt in clean.kept}
     bad = {removed.prompt.digest for removed in clean.removed} | {p.digest for p in candidates.held_out}
     rows = {}
-    for row in store.rows():
-        if row.prompt_digest not in fine and (
-            row.prompt_digest in bad
-            or clean.held_out.overlap(Prompt("", row.category, row.source, (text.decode(row.prompt_ids),)))
-        ):
-            rows[row.key] = len(row.response_ids)
+    for table in map(store.table, range(len(store.shards))):
+        for at, digest in enumerate(table.column("prompt_digest")):
+            if digest not in fine and (digest in bad or _overlaps(text.decode(table.prompt(at).tolist()), clean)):
+                rows[table.key(at)] = len(table.response(at))
     if rows:
         print(f"{len(rows):,} rows of {store.path} are left out of training: they overlap with held-out prompts")
     return rows
+
+
+def _overlaps(asked: str, clean: Decontaminated) -> bool:
+    return clean.held_out.overlap(Prompt("", "", "", (asked,))) is not None
 
 
 def reported_on(cfg: RunConfig) -> list[Prompt]:
