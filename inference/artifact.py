@@ -1,8 +1,13 @@
 """A drafter folder: drafter.safetensors + drafter.json, and config.json of a drafter that is a model. Never pickle,
 no code; nothing else is needed to load it but the target.
 
-drafter.json holds the drafter's configuration, the target's identity and whatever provenance the caller adds; a
-drafter loads only onto the target it was made for.
+drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
+(`training`); a drafter loads only onto the target it was made for.
+
+training: {} for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's settings), `data` (the
+settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and their
+revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that chose the weights),
+`untrained_tau`, `config_digest` (of all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -34,7 +39,7 @@ IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 
 
 def save_drafter(
-    folder: Path, drafter: Drafter, cfg: DrafterConfig, target: Target, extra: dict[str, Any] | None = None
+    folder: Path, drafter: Drafter, cfg: DrafterConfig, target: Target, training: dict[str, Any] | None = None
 ) -> None:
     """Write the folder whole: a temporary name, then a rename. Raises UserError when the disk is full."""
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
@@ -47,7 +52,7 @@ def save_drafter(
         save_file(tensors, temporary / WEIGHTS)
         if drafter.model_config is not None:
             drafter.model_config.to_json_file(temporary / MODEL_CONFIG)
-        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), **(extra or {})}
+        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
@@ -70,7 +75,7 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """drafter.json. Raises UserError when the folder is not a drafter."""
+    """drafter.json; `training` is always there. Raises UserError when the folder is not a drafter."""
     path = folder / CONFIG
     try:
         about = json.loads(path.read_text())
@@ -78,7 +83,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a drafter folder ({CONFIG}: {error}); train one or name another") from error
     if not isinstance(about, dict) or not isinstance(about.get("drafter"), dict):
         raise UserError(f"{path} describes no drafter; train one or name another")
-    return about
+    training = about.get("training")
+    return {**about, "training": training if isinstance(training, dict) else {}}
 
 
 def drafter_config(about: dict[str, Any], folder: Path) -> DrafterConfig:
