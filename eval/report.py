@@ -14,6 +14,7 @@ from inference.acceptance import Counts, Round
 
 from .plots import runs
 from .records import PromptRecord, temperature_name
+from .sampled import MIN_P_VALUE
 from .speed import speed_section
 from .statistics import Pairs, bootstrap_interval, headline, ratio
 
@@ -22,7 +23,6 @@ Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
 BASELINES = ("ngram", "untrained", "trained_alone")
-MIN_P_VALUE = 1e-4  # of the sampled test
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -182,8 +182,23 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
             f"plain decoding, {greedy['excused']} excused as near-ties, {different} different"
         )
     if sampled is not None:
-        lines.append(f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}")
+        temperatures = " and ".join(f"{t:g}" for t in sampled["temperatures"])
+        lines.append(
+            f"sampled at temperatures {temperatures}: {sampled['test']} over {sampled['draws']} tokens of "
+            f"{sampled['continuations']} texts drawn in {sampled['rounds']} rounds, p = {sampled['p_value']:.4g}"
+            f"{_power(sampled)}"
+        )
     return lines
+
+
+def _power(sampled: dict[str, Any]) -> str:
+    """The smallest bias that the test would have seen; nothing when it had nothing to test."""
+    if sampled["smallest_bias"] is None:
+        return ""
+    return (
+        f"; a bias of {sampled['smallest_bias']:.1%} total variation would have been seen with probability "
+        f"{sampled['power']:g}"
+    )
 
 
 def is_lossless(lossless: dict[str, Any]) -> bool:
