@@ -23,6 +23,10 @@ class Hidden:
     last: Tensor
     taps: tuple[Tensor, ...] = ()
 
+    def expand(self, rows: int) -> "Hidden":
+        """One row seen as `rows` equal ones."""
+        return Hidden(self.last.expand(rows, -1, -1), tuple(tap.expand(rows, -1, -1) for tap in self.taps))
+
 
 class Target:
     """A causal LM run on a SlotCache, unmodified.

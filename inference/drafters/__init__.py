@@ -13,14 +13,14 @@ from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
