@@ -223,10 +223,10 @@ def test_many_answers_to_one_prompt_read_it_once(batch: int, monkeypatch: pytest
     target, true = make_target(), Target.forward
     read: list[torch.Size] = []
 
-    def forward(self: Target, tokens: torch.Tensor, cache: SlotCache) -> Hidden:
+    def forward(self: Target, tokens: torch.Tensor, cache: SlotCache, taps: Sequence[int] = ()) -> Hidden:
         if self is target:
             read.append(tokens.shape)
-        return true(self, tokens, cache)
+        return true(self, tokens, cache, taps)
 
     monkeypatch.setattr(Target, "forward", forward)
     asked = [Request(PROMPTS[3], max_new_tokens=n, sampling=s) for n in (4, 9, 6) for s in (None, Sampling(1.0))]
