@@ -11,10 +11,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from conf.digest import digest_of
 from conf.errors import UserError, require
+from conf.paths import cache_folder
 from conf.schema import LmConfig, RunConfig, TargetConfig
 
 from .drafters import check_tokenizer, needs_vocab
-from .embedded import cache_folder, embedded_target
+from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
 from .stock import first_line, read_config, read_model
 from .target import Target
@@ -41,8 +42,10 @@ def load_target(cfg: TargetConfig) -> Target:
     where = resolve(cfg.id)
     load_config(where, cfg)
     text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
+    weights = checked_weights(Path(where)) if cfg.id == "embedded" else None
     model = load_model(where, cfg)
-    target = Target(model, text, cfg.id, identity_of(model, where, cfg, text))
+    weights = weights or weights_digest(model, local_folder(where, cfg.revision))
+    target = Target(model, text, cfg.id, identity_of(model, weights, cfg, text))
     if wants_kernel(cfg, target):
         fuse(target)
     return target
@@ -140,14 +143,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
+def identity_of(model: PreTrainedModel, weights: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
     """What must be equal for a store, a drafter and a target to belong together."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
     return {
         "id": cfg.id,
         "revision": cfg.revision or getattr(model.config, "_commit_hash", None),
         "config_digest": digest_of(config),
-        "weights_digest": weights_digest(model, local_folder(where, cfg.revision)),
+        "weights_digest": weights,
         "tokenizer_digest": text.tokenizer_digest,
         "template_digest": text.template_digest,
         "template_kwargs": dict(cfg.template_kwargs),

@@ -16,7 +16,7 @@ from conf.cli import INTERRUPTED, guarded
 from conf.compose import load
 from conf.digest import differences, digest_of, file_digest, plain
 from conf.errors import UserError
-from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.paths import ROOT, cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import HydraConfig, NgramConfig, RunConfig, TargetConfig
 
 
@@ -90,6 +90,13 @@ def test_stages_wait_passively_and_inherit_the_rest(monkeypatch: pytest.MonkeyPa
 
 
 # What a run leaves behind
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
+    monkeypatch.setenv("DRAFTSMITH_CACHE", "")
+    assert cache_folder() == Path.home() / ".cache" / "draftsmith"
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
