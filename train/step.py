@@ -1,8 +1,8 @@
 """One distillation step: draft, compare, step.
 
 The [B,A,K,D] comparison runs in chunks of rows and anchors, each with its own backward into the logits' gradient, so
-that the peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and divided
-once by the global count (weights.py).
+that the peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and
+divided once by the global count (weights.py).
 """
 
 from collections.abc import Iterator, Sequence

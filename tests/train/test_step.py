@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
+from largest import Largest
 from torch import Tensor
 
 import train.step as step_module
@@ -14,7 +15,6 @@ from conf.schema import HydraConfig, Normalise, ObjectiveConfig, ObjectiveKind, 
 from inference.batch import Batch
 from inference.drafters import Drafter, build
 from inference.target import Target
-from largest import Largest
 from train.objectives import Comparison, Teacher, objective
 from train.optim import build_optimizer
 from train.step import Distillation, Sums, TrainView, chunks
@@ -199,4 +199,4 @@ def test_a_step_compares_in_bounded_memory(
     with Largest() as largest:
         d._accumulate(batch, Sums.zeros(STEPS, torch.device("cpu")))
     assert logits.grad is not None and logits.nbytes > 20 * bound
-    assert set(largest.above(bound)) == {logits.nbytes} and len(largest.above(bound)) <= 2  # their gradient, and its copy
+    assert set(largest.above(bound)) == {logits.nbytes} and len(largest.above(bound)) <= 2  # the gradient and a copy

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
+from largest import Largest
 from torch import Tensor
 
 import train.teacher as teacher_module
 from inference.batch import Batch
 from inference.parity import with_hidden
 from inference.target import Target
-from largest import Largest
 from tiny import KINDS, tiny_model
 from train.objectives import OUTSIDE
 from train.teacher import TargetTeacher, shifted

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from largest import Largest
 
 import train.step as step_module
 import train.teacher as teacher_module
@@ -9,7 +10,6 @@ from conf.schema import HydraConfig
 from inference.batch import Batch
 from inference.drafters import build
 from inference.target import Target
-from largest import Largest
 from train.validate import Validator
 
 IDS = torch.arange(0, 128, 3)
