@@ -116,17 +116,23 @@ def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
     section.setdefault(place[0], {})[place[1]] = value
 
 
-def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
-    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind.
+def stage_figures(run_dir: Path, setup: Path, *, own: bool) -> dict[str, Any]:
+    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind; own: they
+    made the drafter, else their collection and training are another drafter's.
 
-    A stage that did not run here is null; total_s sums the others.
+    A stage that did not run here is null; total_s sums the others. peak_bytes is the largest resident memory of a
+    stage's process, cuda_peak_bytes the largest on a CUDA device (null without one).
     """
-    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") for stage in STAGES[1:]}
+    ran = STAGES[1:] if own else STAGES[3:]
+    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") if stage in ran else {} for stage in STAGES[1:]}
     files["setup"] = {"seconds": read_json(setup).get("setup_s")}
     seconds = {f"{stage}_s": files[stage].get("seconds") for stage in STAGES}
     return {
         "timing": {**seconds, "total_s": round(sum(s for s in seconds.values() if s is not None), 2)},
-        "memory": {"peak_bytes": max((f.get("peak_bytes") or 0 for f in files.values()), default=0)},
+        "memory": {
+            key: max((f[key] for f in files.values() if f.get(key)), default=None)
+            for key in ("peak_bytes", "cuda_peak_bytes")
+        },
         "collect": {
             "tokens_per_s": files["collect"].get("tokens_per_s"),
             "response_tokens": files["collect"].get("tokens"),

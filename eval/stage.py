@@ -16,7 +16,7 @@ from conf.paths import ROOT, machine, read_json, record, run_dir, timed, version
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
-from inference.load import load_target, precheck, wants_kernel
+from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import Lookup, longest_draft, lookup_of
 from inference.target import Target
 
@@ -31,6 +31,7 @@ from .sampled import choose_prefixes, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
+FORMAT = 2  # of records and reports: those of another one are made anew
 
 
 @dataclass(frozen=True)
@@ -82,16 +83,23 @@ def _continued(cfg: RunConfig) -> bool:
 
 
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
-    """Digest of everything that a report's figures depend on, the machine aside."""
-    files = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
+    benchmarks hold, not where they lie; a hub drafter by its name."""
+    drafter = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
-            "bench": cfg.bench, "target": target, "seed": cfg.seed, "where": where,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens,
-            "drafter": [file_digest(f) if f.is_file() else None for f in files],
+            "format": FORMAT, "bench": cfg.bench, "target": target, "seed": cfg.seed,
+            "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
+            "drafter": [file_digest(f) for f in drafter if f.is_file()] or [where, cfg.drafter],
         }
     )  # fmt: skip
+
+
+def _is_own(cfg: RunConfig, folder: Path) -> bool:
+    """Whether the run directory's own stages made what is evaluated."""
+    return Path(drafter_place(cfg)).resolve() == (folder / "drafter").resolve()
 
 
 def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
@@ -111,7 +119,8 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
             **figures(records, rivals.num_spec_tokens, rivals.ngrams[NGRAM].num_spec_tokens, cfg),
         }  # fmt: skip
         shown = traces(records, sets, target.text, cfg.bench.show_text)
-    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP)})
+        timing |= device_memory(target.device)
+    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP, own=_is_own(cfg, folder))})
     write_report(folder, finished, shown)
     return finished
 
@@ -179,7 +188,10 @@ def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> 
         "settings": {
             "bench": plain(cfg.bench), **training_settings(subject.about), "seed": cfg.seed,
             "num_spec_tokens": subject.num_spec_tokens,
-            **{who: {"lookup": plain(n.lookup), "num_spec_tokens": n.num_spec_tokens} for who, n in rivals.ngrams.items()},
+            **{
+                who: {"lookup": plain(n.lookup), "num_spec_tokens": n.num_spec_tokens}
+                for who, n in rivals.ngrams.items()
+            },
             "protocol": protocol(cfg, subject, rivals),
         },
     }  # fmt: skip

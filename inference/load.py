@@ -131,6 +131,11 @@ def _is_stateful(config: Any) -> bool:
     return by_key or bool(getattr(model, "_is_stateful", False))
 
 
+def device_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process held on a CUDA device, as `cuda_peak_bytes`; {} on others."""
+    return {"cuda_peak_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
+
+
 def device_of(name: str) -> torch.device:
     """`auto`: CUDA when there is one, else the CPU. Raises UserError for a device that isn't there."""
     if name == "auto":

@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -20,7 +19,7 @@ from data.store import Store
 from inference.artifact import CONFIG, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
-from inference.load import device_of, load_target, precheck
+from inference.load import device_memory, device_of, load_target, precheck
 from inference.target import Target
 
 from .checkpoint import flatten
@@ -198,5 +197,4 @@ def measured(path: Path, accelerator: Accelerator) -> Iterator[dict[str, Any]]:
         return
     with timed(path, "train") as figures:
         yield figures
-        if accelerator.device.type == "cuda":
-            figures["cuda_peak_bytes"] = torch.cuda.max_memory_allocated()
+        figures |= device_memory(accelerator.device)

@@ -7,7 +7,8 @@ import pytest
 from rich.console import Console
 
 from conf.compose import load
-from eval.card import card_data, datasets, markdown, model_card, not_helping, training
+from conf.paths import write_json
+from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
 from eval.records import PromptRecord, temperature_name
 from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
@@ -55,7 +56,8 @@ def report() -> dict[str, Any]:
                     "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
                 },
             },
-            "timing": {"setup_s": None, "collect_s": 60.0}, "memory": {"peak_bytes": 2 * 10**9},
+            "timing": {"setup_s": None, "collect_s": 60.0},
+            "memory": {"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None},
             "collect": {"tokens_per_s": None, "response_tokens": None},
         }
     )  # fmt: skip
@@ -138,6 +140,20 @@ def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
     assert "No speed-up at or below 1 was seen" in not_helping(report)
 
 
+def test_a_category_without_a_second_token_has_no_speed_up_to_judge(report: dict[str, Any]) -> None:
+    report["speed"]["builtin"]["t0"]["by_category"]["qa"] = {"speedup": None, "speedup_ci95": [None, None]}
+    assert "qa" not in not_helping(report) and "rag" in not_helping(report)
+
+
+def test_the_card_takes_times_from_the_drafter_and_names_both_memories(report: dict[str, Any]) -> None:
+    assert times({}, report["timing"]) == {"setup": "not run here", "collect": "1.0 min"}
+    own = {"store": {"seconds": 180.0}, "seconds": 240.0}
+    timing = {"collect_s": 60.0, "train_s": None, "total_s": 60.0}
+    assert times(own, timing) == {"collect": "3.0 min", "train": "4.0 min"}
+    assert memory({"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None}) == "2.0 GB"
+    assert memory({"peak_bytes": None, "cuda_peak_bytes": 10**9}) == "1.0 GB on the CUDA device"
+
+
 def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None:
     data = card_data(report, "org/target", "mit").to_dict()
     assert data["base_model"] == "org/target" and data["base_model_relation"] == "adapter"
@@ -152,8 +168,21 @@ def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None
 
 def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
     (tmp_path / "setup.json").write_text('{"setup_s": 51.5}')
-    timing = stage_figures(tmp_path, tmp_path / "setup.json")["timing"]
+    timing = stage_figures(tmp_path, tmp_path / "setup.json", own=True)["timing"]
     assert timing["setup_s"] == 51.5 and timing["total_s"] == 51.5
+
+
+def test_collection_and_training_of_another_drafter_are_left_out(tmp_path: Path) -> None:
+    for stage, seconds in (("collect", 2.0), ("train", 3.0), ("evaluate", 4.0)):
+        figures = {"seconds": seconds, "peak_bytes": int(seconds), "tokens": 7}
+        device = {"cuda_peak_bytes": 9} if stage == "train" else {}
+        write_json(tmp_path / "timing" / f"{stage}.json", figures | device)
+    own = stage_figures(tmp_path, tmp_path / "setup.json", own=True)
+    assert own["timing"]["total_s"] == 9.0 and own["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": 9}
+    other = stage_figures(tmp_path, tmp_path / "setup.json", own=False)
+    assert other["timing"]["total_s"] == 4.0 == other["timing"]["evaluate_s"]
+    assert other["timing"]["train_s"] is None and other["collect"]["response_tokens"] is None
+    assert other["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": None}
 
 
 def test_figures_keep_their_digits() -> None:

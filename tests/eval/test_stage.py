@@ -1,6 +1,7 @@
 """The whole evaluation on the tiny target: report.json's keys, skipping, resuming, the page, publishing."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,39 @@ def test_a_finished_evaluation_is_skipped_and_a_changed_one_is_not(
     assert capsys.readouterr().out.splitlines()[-1] == str(run_folder / "report.json")
     with pytest.raises(AssertionError, match="evaluated again"):
         stage.run(evaluate_config(run_folder, "evaluate", "bench.max_new_tokens=21"))
+
+
+def test_what_a_report_depends_on_is_what_files_hold_not_where_they_lie(run_folder: Path, tmp_path: Path) -> None:
+    moved, mine = Path(shutil.copytree(run_folder / "drafter", tmp_path / "moved")), tmp_path / "mine.jsonl"
+    mine.write_text('{"prompt": "What is it?"}\n')
+    cfg = evaluate_config(run_folder, "evaluate", f"bench.sets=[{mine}]")
+
+    def digest(where: Path) -> str:
+        return stage.evaluation_digest(cfg, str(where))
+
+    first = digest(moved)
+    assert first == digest(run_folder / "drafter") != digest(tmp_path / "elsewhere")
+    mine.write_text('{"prompt": "What is that?"}\n')
+    edited = digest(moved)
+    assert edited != first
+    about = json.loads((moved / "drafter.json").read_text())
+    (moved / "drafter.json").write_text(json.dumps({**about, "drafter": {**about["drafter"], "min_match": 1}}))
+    assert digest(moved) != edited
+
+
+def test_a_drafter_of_another_run_brings_its_own_settings(run_folder: Path, tmp_path: Path) -> None:
+    trained = Path(shutil.copytree(run_folder / "drafter", tmp_path / "theirs"))
+    about = json.loads((trained / "drafter.json").read_text())
+    theirs = {"data": {"sources": ["theirs.jsonl"]}, "objective": {"kind": "tv"}, "optim": {"lr": 0.5}}
+    about["training"] = {**theirs, "seconds": 12.0, "lookup": {"min_match": 2, "max_match": 4}}
+    (trained / "drafter.json").write_text(json.dumps(about))
+    write_json(tmp_path / "run" / "timing" / "train.json", {"seconds": 99.0, "peak_bytes": 5})
+    few = ["bench.temperatures=[0]", "bench.prompts=2", "bench.lossless_draws=100", f"drafter.folder={trained}"]
+    stage.run(evaluate_config(tmp_path / "run", "evaluate", *few))
+    report = read_json(tmp_path / "run" / "report.json")
+    assert {key: report["settings"][key] for key in theirs} == theirs
+    assert report["timing"]["train_s"] is None
+    assert "(suffixes of 2 to 4 tokens) was tuned in the same way" in report["settings"]["protocol"]
 
 
 def test_a_killed_evaluation_goes_on(run_folder: Path, tmp_path: Path) -> None:
