@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from conf.compose import load
 from conf.paths import write_json
 from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
+from eval.plots import draw_plots
 from eval.records import PromptRecord, temperature_name
 from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
 from eval.stage import training_settings
@@ -113,6 +115,31 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
     drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
     assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
+
+
+class Balance(HTMLParser):
+    """Counts open elements and what they link to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_closes_what_it_opens_and_loads_nothing(report: dict[str, Any], tmp_path: Path) -> None:
+    pieces = [("note", "Say \"it's\" <so>\n"), ("accepted", " a\x00b\ufffd"), ("rejected", "&amp;")]
+    page = Balance(render(report, draw_plots(report, tmp_path), [Trace("t", pieces)]))
+    assert page.open == []
+    assert len(page.links) == 3 and all(link.startswith("data:image/png;base64,") for link in page.links)
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
