@@ -1,5 +1,6 @@
 """conf/compose.py, explain.py and schema.py: everything composes, and whatever is wrong is named in one line."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import schema
+from conf import models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
 from conf.errors import ConfigError
 
@@ -188,6 +189,14 @@ def test_two_loads_do_not_know_each_other() -> None:
 @pytest.mark.parametrize("text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0)])
 def test_sizes(text: str, expected: int) -> None:
     assert schema.parse_bytes(text, "k") == expected
+
+
+def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
+    for module in (models, prompts, training):
+        own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
+        assert own - {"HeadsConfig"} <= set(schema.__all__), module
+        assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))
+    assert all(len(path.read_text().splitlines()) <= 250 for path in FOLDER.glob("*.py"))
 
 
 def test_configurations_ship_as_package_data() -> None:
