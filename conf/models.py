@@ -99,6 +99,26 @@ class HydraConfig(HeadsConfig):
 
 
 @dataclass
+class Eagle3Config(DrafterConfig):
+    """EAGLE-3: one decoder layer over fused taps of the target, trained on its own outputs."""
+
+    kind: str = "eagle3"
+    draft_vocab_size: int = 4096
+    unroll: int = 5  # steps of the training-time test
+    own_tokens: float = 0.0  # share of its later steps that read the drafter's own token, not the response's
+    inner_size: int = 0  # width of the layer's MLP; 0: the target's
+    taps: list[int] = field(default_factory=list)  # hidden_states read; []: [2, N//2, N-3], as engines expect
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.unroll <= 64, "drafter.unroll", self.unroll, "1 to 64")
+        require(0 <= self.own_tokens <= 1, "drafter.own_tokens", self.own_tokens, "0 to 1")
+        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (the target's) or more")
+        steps = f"1 to drafter.unroll = {self.unroll}"
+        require(self.num_spec_tokens <= self.unroll, "drafter.num_spec_tokens", self.num_spec_tokens, steps)
+
+
+@dataclass
 class LmConfig(DrafterConfig):
     """A separate small LM: `model` (hub id or folder), or cut from the target (`layers`)."""
 

@@ -1,7 +1,8 @@
 """A drafter folder: drafter.safetensors + drafter.json. Never pickle, no code.
 
 drafter.json holds the drafter's configuration, the target's identity and whatever provenance the caller adds; a
-drafter loads only onto the target it was made for.
+drafter loads only onto the target it was made for. Where serving engines load the tensors as they are (EAGLE-3), a
+config.json for them lies beside it.
 """
 
 import dataclasses
@@ -18,15 +19,16 @@ from safetensors.torch import load_file, save_file
 
 from conf.digest import differences, plain
 from conf.errors import UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from .drafters import Drafter, build, needs_vocab
 from .target import Target
 
-WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
-VOCAB_KEY = "draft_ids"
+WEIGHTS, CONFIG, PORTABLE = "drafter.safetensors", "drafter.json", "config.json"
+VOCAB_KEY = "draft_ids"  # target ids of the draft ids
+D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
-    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
+    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "lm": LmConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 
@@ -40,11 +42,13 @@ def save_drafter(
     try:
         temporary.mkdir(parents=True)
         tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.parameters_to_save().items()}
-        if drafter.draft_ids is not None:
+        if drafter.draft_ids is not None and D2T not in tensors:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
         about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), **(extra or {})}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
+        if (portable := drafter.portable_config()) is not None:
+            (temporary / PORTABLE).write_text(json.dumps(portable, indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -115,12 +119,18 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS} can't be read: {error}") from error
-    vocab = tensors.pop(VOCAB_KEY, None)
+    vocab = _vocab_of(tensors)
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
     drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
+
+
+def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The trimmed vocabulary [D] that the tensors tell; None: the full one. Takes out what is no weight."""
+    offsets = tensors.get(D2T)
+    return tensors.pop(VOCAB_KEY, None) if offsets is None else offsets + torch.arange(len(offsets))
 
 
 def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:
@@ -133,6 +143,8 @@ def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str)
             raise UserError(f"{where}: {name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
         if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
             raise UserError(f"{where}: {name} holds NaN or Inf")
+        if name in (D2T, T2D) and not torch.equal(tensors[name].to(tensor.device), tensor):
+            raise UserError(f"{where}: {name} does not belong to the vocabulary it is saved with")
         tensor.copy_(tensors[name])
 
 

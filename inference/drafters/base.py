@@ -101,6 +101,10 @@ class Drafter(nn.Module, ABC):
         """Trained tensors by name; what the target holds itself is left out."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
+    def portable_config(self) -> dict[str, Any] | None:
+        """config.json for the engines that load the saved tensors as they are; None: no engine does."""
+        return None
+
 
 def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
     """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""

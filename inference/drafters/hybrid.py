@@ -67,6 +67,10 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.parameters_to_save()
 
+    def portable_config(self) -> dict[str, Any] | None:
+        """The inner drafter's."""
+        return self.inner.portable_config()
+
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
     """Rows with a lookup take it (one-hot q); the others keep the inner draft."""

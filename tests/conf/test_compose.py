@@ -20,6 +20,7 @@ ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
+    "eagle3": (schema.Eagle3Config, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
 }  # fmt: skip
 
@@ -108,7 +109,7 @@ WRONG = {
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
     "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
-    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: hybrid, hydra, lm, medusa, ngram",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: eagle3, hybrid, hydra, lm, medusa, ngram",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",
     # interpolations

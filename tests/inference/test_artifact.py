@@ -26,6 +26,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {"share_steps": False, "inner_size": 24}),
     "hydra trimmed lookup": ("hydra", {"draft_vocab_size": len(IDS), "lookup": True}),
+    "eagle3": ("eagle3", {}),
+    "eagle3 trimmed lookup": ("eagle3", {"draft_vocab_size": len(IDS), "lookup": True}),
     "lm": ("lm", {"layers": [-1]}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }
@@ -185,5 +187,5 @@ def test_what_is_neither_a_folder_nor_on_the_hub_gets_one_line(where: str, targe
 
 
 def test_an_unknown_configuration_cannot_hide_in_a_known_one() -> None:
-    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "lm"}
+    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "eagle3", "lm"}
     assert artifact.drafter_config({"drafter": {"kind": "hydra"}}, Path("x")) == HydraConfig()

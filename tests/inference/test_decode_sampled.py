@@ -30,6 +30,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa trimmed": {"draft_vocab_size": len(IDS)},
     "hydra": {},
     "hydra trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True},
+    "eagle3": {},
+    "eagle3 trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True},
     "lm": {"layers": [0]},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True, "min_match": 2},
