@@ -35,6 +35,7 @@ class DrafterConfig:
     kind: str = MISSING
     num_spec_tokens: int = 3
     folder: str | None = None  # evaluate or continue an existing drafter folder
+    warm_start: str | None = None  # train from the weights and the vocabulary of an earlier drafter's folder
     dtype: str = "float32"
     lookup: bool = False
     max_match: int = 4  # lookup: longest and shortest suffix that is looked up
@@ -49,6 +50,8 @@ class DrafterConfig:
         require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
         require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
+        alone = self.warm_start is None or (self.folder is None and own != "ngram")
+        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup")
 
 
 @dataclass

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from conf.digest import differences, plain
-from conf.errors import UserError
+from conf.errors import UserError, require
 from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from .drafters import Drafter, build, needs_vocab
@@ -125,6 +125,23 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
+
+
+def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:
+    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start.
+
+    The vocabulary is the earlier one as it stands: chosen anew, it would permute the head. Raises UserError as
+    `load_drafter` does; ConfigError for another kind or size of vocabulary, UserError for other sizes.
+    """
+    assert cfg.warm_start is not None
+    earlier, found, _ = load_drafter(cfg.warm_start, target)
+    require(found.kind == cfg.kind, "drafter.warm_start", cfg.warm_start, f"a {cfg.kind} drafter; it is a {found.kind}")
+    kept = f"{found.draft_vocab_size}, as in drafter.warm_start"
+    same = cfg.draft_vocab_size == found.draft_vocab_size
+    require(same, "drafter.draft_vocab_size", cfg.draft_vocab_size, kept)
+    drafter = build(cfg, target, earlier.draft_ids)
+    load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")
+    return drafter
 
 
 def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 import train.step as step_module
 from conf.errors import UserError
-from conf.schema import Eagle3Config, HydraConfig, Normalise, ObjectiveConfig, ObjectiveKind, OptimConfig, PositionWeights
+from conf.schema import (
+    Eagle3Config,
+    HydraConfig,
+    Normalise,
+    ObjectiveConfig,
+    ObjectiveKind,
+    OptimConfig,
+    PositionWeights,
+)
 from inference.batch import Batch
 from inference.drafters import Drafter, build
 from inference.target import Target
@@ -137,7 +145,8 @@ def test_eagle3_learns_under_every_objective(
     seen = [d.step(i, [batch]) for i in range(12)]
     assert seen[-1]["loss"] < seen[0]["loss"]
     if kind not in (ObjectiveKind.ce, ObjectiveKind.reverse_kl):  # which look at p's peak alone
-        assert all(now > before for now, before in zip(seen[-1]["alpha_per_pos"], seen[0]["alpha_per_pos"], strict=True))
+        before, now = seen[0]["alpha_per_pos"], seen[-1]["alpha_per_pos"]
+        assert all(a > b for a, b in zip(now, before, strict=True))
 
 
 def test_recomputed_features_train_the_same(distil: Callable[..., Distillation], batch: Batch) -> None:
