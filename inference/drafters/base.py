@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows, draw, process, uniforms
@@ -63,6 +64,7 @@ class Drafter(nn.Module, ABC):
     trainable: bool = True
     taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
+    context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -97,14 +99,15 @@ class Drafter(nn.Module, ABC):
         """
         raise TypeError(f"a {self.kind} drafter is not trained")
 
+    @property
+    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+        """config.json beside the weights: of the model that drafts, or for the engines that load the tensors as they
+        are; None for kinds without either."""
+        return None
+
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
-
-    def portable_config(self) -> dict[str, Any] | None:
-        """config.json for the engines that load the saved tensors as they are; None: no engine does."""
-        return None
-
 
 def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
     """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""

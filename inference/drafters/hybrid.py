@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
@@ -28,7 +29,8 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps, self.taps = inner.trainable, inner.num_steps, inner.taps
+        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.taps, self.context = inner.taps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -63,13 +65,14 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.train_logits(batch)
 
+    @property
+    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+        """The inner drafter's."""
+        return self.inner.model_config
+
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""
         return self.inner.parameters_to_save()
-
-    def portable_config(self) -> dict[str, Any] | None:
-        """The inner drafter's."""
-        return self.inner.portable_config()
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:

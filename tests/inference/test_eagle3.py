@@ -20,9 +20,10 @@ from inference.artifact import WEIGHTS, load_drafter, save_drafter
 from inference.batch import Batch, make_batch
 from inference.cache import SlotCache
 from inference.decode import Decoder, Request
-from inference.drafters import build, eagle3
+from inference.drafters import attention, build, eagle3
+from inference.drafters.attention import Attention
 from inference.drafters.eagle3 import Eagle3Drafter
-from inference.drafters.eagle3_model import Attention, MidLayer, taps_of
+from inference.drafters.eagle3_model import MidLayer, taps_of
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
 
@@ -104,6 +105,16 @@ def test_vocabulary_maps_that_do_not_agree_are_refused(
     save_file(tensors, tmp_path / "d" / WEIGHTS)
     with pytest.raises(UserError, match=line):
         load_drafter(tmp_path / "d", target)
+
+
+@pytest.mark.parametrize("arch", ["llama", "gemma3"])
+def test_a_fresh_model_reads_the_highest_tap_out_as_the_target_does(arch: str) -> None:
+    target = make_target(arch)
+    drafter = build(make_config("eagle3", taps=[0, target.num_layers - 1], draft_vocab_size=len(IDS)), target, IDS)
+    batch = with_hidden(target, make_batch([[5, 9, 11]], [[30, 8, 3]]), drafter.taps)
+    expected = target.head(target.base.norm(batch.taps[1][:, 2:4]))[..., IDS]  # type: ignore[operator]
+    found = drafter.train_logits(batch)[:, :, 0]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 # What it computes, from the published tensors alone
@@ -236,8 +247,8 @@ def test_rows_draft_what_they_would_draft_alone(lookup: bool) -> None:
 
 
 def test_stale_slots_of_a_ragged_batch_would_be_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = eagle3.causal_mask
-    monkeypatch.setattr(eagle3, "causal_mask", lambda at, *rest: true(at.max().expand_as(at), *rest))
+    true = attention.causal_mask
+    monkeypatch.setattr(attention, "causal_mask", lambda at, *rest: true(at.max().expand_as(at), *rest))
     alone, *together = drafts_alone_and_together(False)
     assert together != [alone, alone]
 
@@ -281,8 +292,8 @@ def _token_of_the_same_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def _normed_feature_fed_back(patch: pytest.MonkeyPatch) -> None:
-    true = Eagle3Drafter._feed
-    patch.setattr(Eagle3Drafter, "_feed", lambda self, state, f, token: true(self, state, self.model.norm(f), token))
+    true = MidLayer.read
+    patch.setattr(MidLayer, "read", lambda self, e, f: true(self, e, self.hidden_norm(f) if f.dim() == 2 else f))
 
 
 def _steps_see_true_features_beyond_the_anchor(patch: pytest.MonkeyPatch) -> None:
@@ -297,7 +308,7 @@ def _steps_do_not_see_earlier_ones(patch: pytest.MonkeyPatch) -> None:
 
 def _another_residual(patch: pytest.MonkeyPatch) -> None:
     true = MidLayer.finish  # norm_before_residual, which some checkpoints have and ours has not
-    patch.setattr(MidLayer, "finish", lambda self, f, x: true(self, self.hidden_norm(f) if f.shape[1] == 1 else f, x))
+    patch.setattr(MidLayer, "finish", lambda self, f, x: true(self, self.hidden_norm(f) if f.dim() == 2 else f, x))
 
 
 BROKEN = [
