@@ -40,6 +40,7 @@ class DrafterConfig:
     lookup: bool = False
     max_match: int = 4  # lookup: longest and shortest suffix that is looked up
     min_match: int = 2
+    tune_lookup: bool = True  # choose both anew on the choosing prompts when training ends
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
@@ -93,12 +94,17 @@ class HydraConfig(HeadsConfig):
     """Hydra heads: a chain over the last hidden state and the embeddings of the tokens drafted so far."""
 
     kind: str = "hydra"
-    inner_size: int = 0  # width of the inner layer; 0: twice the target's width
+    chain: str = "mlp"  # mlp | gru | lstm: what a step of the chain is
+    inner_size: int = 0  # width of its inner layer; 0: twice the target's width (mlp), the target's (gru, lstm)
     share_steps: bool = True  # one block for all steps, or one for each
+    prefix_attention: bool = False  # start at a decoder layer over the whole prefix (Hydra++)
+    taps: list[int] = field(default_factory=list)  # hidden_states mixed into the start, beside the last
+    own_head: bool = False  # train head rows of its own instead of reading out by the target's
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (twice the target's width) or more")
+        require(self.chain in ("mlp", "gru", "lstm"), "drafter.chain", self.chain, "mlp, gru, lstm")
+        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (a multiple of the target's) or more")
 
 
 @dataclass

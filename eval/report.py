@@ -22,7 +22,8 @@ Report = dict[str, Any]
 Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
-BASELINES = ("ngram", "untrained", "trained_alone")
+NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
+BASELINES = (NGRAM, NGRAM_SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -87,7 +88,7 @@ def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -
             _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))
             kept = next(iter(groups.values()))[0].replays
             for who in (b for b in BASELINES if b in kept):
-                length = ngram_k if who == "ngram" else k
+                length = ngram_k if who == NGRAM else k
                 section = acceptance_section(groups, _replayed(who), length, draws, seed)
                 _put(out["baselines"].setdefault(who, {}), place, section)
             lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
@@ -149,15 +150,17 @@ def print_table(report: Report, console: Console | None = None) -> None:
         console.width = 110
     lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else ", LOSSY acceptance"
     table = Table(title=f"{report['drafter']['kind']} on {report['target']['id']}{lossy}")
-    for column in ("set", "drafter", "tokens a round (bonus included)", "speed-up", "tokens/s"):
+    for column in ("set", "drafter", "draft tokens", "tokens a round (bonus included)", "speed-up", "tokens/s"):
         table.add_column(column, justify="left" if column in ("set", "drafter") else "right")
     for name, temperature, entry in runs(report["acceptance"]):
         speed = report["speed"][name][temperature]
         where = f"{name} {temperature}"
         rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
-        table.add_row(where, report["drafter"]["kind"], _length(entry), _speedup(speed), rates)
+        kind, drafted = report["drafter"]["kind"], str(entry["num_spec_tokens"])
+        table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
         for baseline, section in report["baselines"].items():
-            table.add_row(where, baseline, _length(section[name][temperature]), "", "")
+            other = section[name][temperature]
+            table.add_row(where, baseline, str(other["num_spec_tokens"]), _length(other), "", "")
     console.print(table)
     for line in lossless_lines(report["lossless"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -21,10 +21,10 @@ from inference.batch import right_padded
 from inference.decode import Decoder, Request
 from inference.drafters.base import Drafter
 from inference.drafters.ngram import SuffixIndex
+from inference.replay import lookup_of
 from inference.sampling import Sampling, process
 from inference.target import Target
 
-from .replay import lookup_of
 from .statistics import GTest, Transform
 
 Path = tuple[int, ...]

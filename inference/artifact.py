@@ -4,10 +4,11 @@ no code; nothing else is needed to load it but the target.
 drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
 (`training`); a drafter loads only onto the target it was made for.
 
-training: {} for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's settings), `data` (the
-settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and their
-revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that chose the weights),
-`untrained_tau`, `config_digest` (of all that the weights depend on). What a folder does not say is missing.
+training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
+settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
+sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
+chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `config_digest` (of
+all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses

@@ -1,7 +1,8 @@
 """The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
 from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
+from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
 from .checkpoint import flatten
+from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
-from .validate import Validator
+from .validate import Validator, choose_requests, plain_answers
 from .vocab import choose_vocab, coverage_line
 
 LABELS = ("id", "revision")  # of a target: names for people, the digests decide
@@ -45,11 +48,14 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights is ready at once."""
+    """A drafter without weights: only its lookup is chosen."""
     record(cfg, path)
     with timed(path, "train") as figures:
-        figures |= {"steps": 0, "best": None}
-        save_drafter(path / "drafter", build(cfg.drafter, target), cfg.drafter, target)
+        drafter = build(cfg.drafter, target)
+        answers = plain_answers(target, choose_requests(cfg, target)) if cfg.drafter.tune_lookup else []
+        drafter_cfg, lookup = tuned(cfg.drafter, drafter, target, answers)
+        figures |= {"steps": 0, "best": None, "lookup": lookup}
+        save_drafter(path / "drafter", drafter, drafter_cfg, target, {"lookup": lookup} if lookup else None)
 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
@@ -71,19 +77,23 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
             print(coverage_line(store.token_counts(target.vocab_size)[0], drafter.draft_ids.cpu()), flush=True)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
-        trainer.train(lambda: Validator(cfg, target))
+        validator = cache(lambda: Validator(cfg, target))
+        trainer.train(validator)
         if accelerator.is_main_process:
-            figures |= finish(trainer, drafter_cfg)
+            figures |= finish(trainer, drafter_cfg, validator().plain)
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
+def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
+    """Put the best checkpoint's weights into `drafter/`, its lookup tuned on plain answers; the figures of
+    timing/train.json."""
     state = trainer.state
     best = trainer.checkpoints.best(state.validations)
     assert best is not None, "the last step is always validated"
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
+    target = trainer.distillation.target
+    cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
     figures = {
         "config_digest": digest_of(state.identity),
         "steps": state.step,
@@ -91,8 +101,9 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
         "positions_per_s": state.positions / state.step_seconds,
         "untrained_tau": untrained,
         "best": best,
+        "lookup": lookup,
     }
-    target, training = trainer.distillation.target, {**figures, **provenance(trainer)}
+    training = {**figures, **provenance(trainer)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)

@@ -53,9 +53,7 @@ def _trained_kind(
         case MedusaConfig():
             return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
         case HydraConfig():
-            return HydraDrafter(
-                target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
-            )
+            return HydraDrafter(target, cfg, vocab_ids)
         case Eagle3Config():
             return Eagle3Drafter(target, cfg, vocab_ids)
         case LmConfig():

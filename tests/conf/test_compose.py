@@ -133,7 +133,7 @@ WRONG = {
     "drafter.num_spec_tokens=9": "drafter.num_spec_tokens = 9 is not allowed; allowed: 1 to drafter.num_heads = ",
     "drafter.draft_vocab_size=-1": "drafter.draft_vocab_size = -1 is not allowed; allowed: 0 (full) or more",
     "drafter.kind=lm": "drafter.kind = 'lm' is not allowed; allowed: hydra; choose a kind with drafter=<kind>",
-    "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (twice the target's width) or more",
+    "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (a multiple of the target's) or more",
     "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target.id=''": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",

@@ -18,7 +18,8 @@ from inference.acceptance import Round
 def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
     """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
     hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
-    replays = dict.fromkeys(("ngram", "untrained", "trained_alone", "length-1", "length-2"), hopeless)
+    who = ("ngram", "ngram_same_length", "untrained", "trained_alone", "length-1", "length-2")
+    replays = dict.fromkeys(who, hopeless)
     tokens = list(range(9))
     return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
 
@@ -70,7 +71,8 @@ def test_acceptance_is_the_plain_mean_over_groups_of_emitted_by_rounds(report: d
     assert entry["acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 12], abs=1e-6)
     assert entry["conditional_acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 7], abs=1e-6)
     assert report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] == 1.0
-    assert report["baselines"]["ngram"]["builtin"]["t0"]["num_spec_tokens"] == 1
+    lengths = {who: section["builtin"]["t0"]["num_spec_tokens"] for who, section in report["baselines"].items()}
+    assert lengths == {"ngram": 1, "ngram_same_length": 2, "untrained": 2, "trained_alone": 2}
 
 
 def test_speed_sums_times_per_token_within_groups(report: dict[str, Any]) -> None:
@@ -107,6 +109,8 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     print_table(report, console)
     text = console.export_text()
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
+    drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
+    assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:

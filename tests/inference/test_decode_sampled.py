@@ -30,6 +30,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa trimmed": {"draft_vocab_size": len(IDS)},
     "hydra": {},
     "hydra trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True},
+    "hydra prefix trimmed lstm": {"chain": "lstm", "draft_vocab_size": len(IDS), "prefix_attention": True},
     "eagle3": {},
     "eagle3 trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True},
     "lm": {"layers": [0]},

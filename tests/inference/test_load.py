@@ -178,6 +178,7 @@ PRECHECKS: list[tuple[DrafterConfig, dict[str, Any], str]] = [
     (HydraConfig(draft_vocab_size=513), {}, r"drafter.draft_vocab_size = 513 .* 0 \(full\) to 512, the vocabulary of"),
     (Eagle3Config(draft_vocab_size=0), {}, r"taps = \[\]: \[2, N//2, N-3\] needs at least 7 layers and .* has 2: give"),
     (Eagle3Config(draft_vocab_size=0, taps=[0, 3]), {}, r"taps = \[0, 3\]: give ascending indices from 0 .* to 2;"),
+    (HydraConfig(draft_vocab_size=0, taps=[2]), {}, r"drafter.taps = \[2\] is not allowed; .* from 0 to 1: the"),
     (LmConfig(layers=[0, 2]), {}, r"drafter.layers = \[0, 2\] is not allowed; allowed: -2 to 1, the layers of"),
     (NgramConfig(), {"device": "cuda:77"}, "target.device = 'cuda:77': .*use auto or cpu"),
     (NgramConfig(), {"device": "toaster"}, "target.device = 'toaster': .*use auto or cpu"),

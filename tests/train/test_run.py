@@ -95,11 +95,14 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     assert figures["best"]["step"] > 0 and figures["untrained_tau"] >= 1.0
     assert figures["best"]["parity_max_abs_difference"] <= figures["best"]["parity_bound"]
     assert figures["best"]["mismatches"] == 0
-    drafter, _, about = load_drafter(run_dir / "drafter", target)
+    drafter, tuned, about = load_drafter(run_dir / "drafter", target)
     assert about["training"]["best"] == figures["best"]
+    assert about["training"]["lookup"] == (lookup := figures["lookup"])
+    assert (tuned.min_match, tuned.max_match) == (lookup["min_match"], lookup["max_match"])
+    assert lookup["configured"] == pytest.approx(figures["best"]["tau"])
     assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
     assert target.eos_ids <= set(drafter.draft_ids.tolist())
-    assert Validator(cfg, target).validate(0, drafter).tau == figures["best"]["tau"]
+    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
@@ -159,7 +162,9 @@ def test_lookup_alone_needs_no_training(
 ) -> None:
     run(config(tmp_path, tiny_text_folder, drafter=NgramConfig()))
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "timing" / "train.json")
-    assert read_about(tmp_path / "drafter")["drafter"]["kind"] == "ngram"
+    about, found = read_about(tmp_path / "drafter"), load_drafter(tmp_path / "drafter", target)[1]
+    assert about["drafter"]["kind"] == "ngram" and about["training"].keys() == {"lookup"}
+    assert found.min_match == about["training"]["lookup"]["min_match"]
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
 
 
