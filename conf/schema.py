@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from .errors import require
-from .models import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
+from .models import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
@@ -23,6 +23,7 @@ __all__ = [
     "DataConfig",
     "DataMode",
     "DrafterConfig",
+    "Eagle3Config",
     "Features",
     "GenerateConfig",
     "HydraConfig",

@@ -12,9 +12,11 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from conf.digest import digest_of
 from conf.errors import UserError, require
 from conf.paths import cache_folder
-from conf.schema import LmConfig, RunConfig, TargetConfig
+from conf.schema import Eagle3Config, HydraConfig, LmConfig, RunConfig, TargetConfig
 
 from .drafters import check_tokenizer, needs_vocab
+from .drafters.eagle3_model import taps_of
+from .drafters.hydra_prefix import prefix_taps
 from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
 from .stock import first_line, read_config, read_model
@@ -92,6 +94,10 @@ def precheck(cfg: RunConfig) -> None:
         require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    if isinstance(cfg.drafter, Eagle3Config):
+        taps_of(cfg.drafter.taps, layers, name)
+    if isinstance(cfg.drafter, HydraConfig):
+        prefix_taps(cfg.drafter, layers, name)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         _precheck_separate(cfg, cfg.drafter.model, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:

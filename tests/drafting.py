@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 from inference.drafters import Drafter, build
 from inference.target import Target
 from tiny import tiny_model
@@ -26,6 +26,8 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
             return NgramConfig(**common)
         case "lm":
             return LmConfig(**{"layers": [0, 1]} | common)
+        case "eagle3":  # taps that a two-layer target has
+            return Eagle3Config(**{"draft_vocab_size": 0, "taps": [0, 1, 2], "unroll": 3} | common)
         case "medusa":
             return MedusaConfig(**{"draft_vocab_size": 0} | common)
         case _:

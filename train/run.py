@@ -16,7 +16,7 @@ from conf.schema import DrafterConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
-from inference.artifact import CONFIG, load_drafter, save_drafter
+from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_memory, device_of, load_target, precheck
@@ -27,7 +27,7 @@ from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
 from .validate import Validator, choose_requests, plain_answers
-from .vocab import choose_vocab
+from .vocab import choose_vocab, coverage_line
 
 LABELS = ("id", "revision")  # of a target: names for people, the digests decide
 
@@ -72,6 +72,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     with measured(path, accelerator) as figures:
         seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, store)
+        if accelerator.is_main_process and drafter.draft_ids is not None:
+            print(coverage_line(store.token_counts(target.vocab_size)[0], drafter.draft_ids.cpu()), flush=True)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
         validator = cache(lambda: Validator(cfg, target))
@@ -159,7 +161,11 @@ def is_done(path: Path, identity: dict[str, Any]) -> bool:
 
 
 def make_drafter(cfg: RunConfig, target: Target, store: Store) -> tuple[Drafter, DrafterConfig]:
-    """A fresh drafter over the store's most useful ids, or the one in drafter.folder to go on with."""
+    """A fresh drafter over the store's most useful ids, one that starts from another's weights and ids
+    (drafter.warm_start), or the one in drafter.folder to go on with.
+    """
+    if cfg.drafter.warm_start is not None:
+        return warm_start(cfg.drafter, target), cfg.drafter
     if cfg.drafter.folder is None:
         return build(cfg.drafter, target, draft_vocabulary(cfg, target, store)), cfg.drafter
     drafter, found, _ = load_drafter(cfg.drafter.folder, target)

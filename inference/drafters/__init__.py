@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
 from .base import Context, Draft, Drafter, Features
+from .eagle3 import Eagle3Drafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .lm import LmDrafter, cut_from, trim_head, without_weights
@@ -52,13 +53,13 @@ def _trained_kind(
         case MedusaConfig():
             return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
         case HydraConfig():
-            return HydraDrafter(
-                target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
-            )
+            return HydraDrafter(target, cfg, vocab_ids)
+        case Eagle3Config():
+            return Eagle3Drafter(target, cfg, vocab_ids)
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids, saved)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm")
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, eagle3, lm")
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:

@@ -20,6 +20,7 @@ ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
+    "eagle3": (schema.Eagle3Config, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
 }  # fmt: skip
 
@@ -119,7 +120,7 @@ WRONG = {
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
     "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
-    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: hybrid, hydra, lm, medusa, ngram",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: eagle3, hybrid, hydra, lm, medusa, ngram",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",
@@ -144,7 +145,7 @@ WRONG = {
     "drafter.num_spec_tokens=9": "drafter.num_spec_tokens = 9 is not allowed; allowed: 1 to drafter.num_heads = ",
     "drafter.draft_vocab_size=-1": "drafter.draft_vocab_size = -1 is not allowed; allowed: 0 (full) or more",
     "drafter.kind=lm": "drafter.kind = 'lm' is not allowed; allowed: hydra; choose a kind with drafter=<kind>",
-    "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (twice the target's width) or more",
+    "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (a multiple of the target's) or more",
     "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target=": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",

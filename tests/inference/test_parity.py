@@ -11,6 +11,7 @@ from largest import Largest
 from torch import Tensor
 
 from inference.batch import Batch, make_batch
+from inference.drafters.attention import PrefixState
 from inference.drafters.base import Context
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter
@@ -26,6 +27,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {}),
     "hydra trimmed": ("hydra", {"draft_vocab_size": len(IDS), "share_steps": False, "num_layers": 2}),
+    "hydra gru": ("hydra", {"chain": "gru", "num_layers": 2}),
+    "hydra lstm": ("hydra", {"chain": "lstm", "share_steps": False, "taps": [0, 1], "own_head": True}),
+    "hydra prefix trimmed": ("hydra", {"prefix_attention": True, "taps": [1], "own_head": True,
+                                       "draft_vocab_size": len(IDS)}),
+    "eagle3": ("eagle3", {}),
+    "eagle3 trimmed": ("eagle3", {"draft_vocab_size": len(IDS), "inner_size": 24}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }
@@ -47,7 +54,7 @@ def test_training_and_decoding_agree(arch: str, kind: str) -> None:
     assert parity.positions > 40 and str(parity).startswith("parity ok: max |difference| ")
 
 
-@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "lm"])
+@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "lm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: torch.dtype) -> None:
     target = make_target("llama", dtype=dtype)
@@ -104,7 +111,29 @@ def _fed_other_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LmDrafter, "_feed", lambda self, state, new: true(self, state, [[t // 2 for t in n] for n in new]))
 
 
+def _memory_forgotten_in_the_loop(patch: pytest.MonkeyPatch) -> None:
+    true = HydraDrafter.advance
+
+    def advance(self: Any, step: int, hidden: Tensor, tokens: Tensor, memories: Any) -> Any:
+        return true(self, step, hidden, tokens, self._no_memory() if tokens.dim() == 1 else memories)
+
+    patch.setattr(HydraDrafter, "advance", advance)
+
+
+def _prefix_of_another_position(patch: pytest.MonkeyPatch) -> None:
+    true = PrefixState.take
+
+    def take(self: Any, ctx: Context) -> Any:
+        new = true(self, ctx)
+        return None if new is None else (new[0].roll(1, 1), *new[1:])
+
+    patch.setattr(PrefixState, "take", take)
+
+
 BROKEN = [
+    (_memory_forgotten_in_the_loop, "hydra gru"),
+    (_memory_forgotten_in_the_loop, "hydra lstm"),
+    (_prefix_of_another_position, "hydra prefix trimmed"),
     (_hidden_of_another_position, "hydra"),
     (_hidden_of_another_position, "medusa"),
     (_token_off_by_one, "hydra trimmed"),

@@ -32,7 +32,7 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 from train.loop import Trainer
-from train.run import run, training_identity
+from train.run import make_drafter, run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
 
 VOCAB = 96
@@ -181,6 +181,21 @@ def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path,
     b, _, _ = load_drafter(run_dir.parent / "second" / "drafter", target)
     for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=name)
+
+
+def test_a_warm_start_keeps_its_vocabulary_and_goes_on_from_its_weights(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2)))
+    assert "warning: the trimmed vocabulary (96 ids) covers " in capsys.readouterr().out
+    first = run_dir.parent / "first"
+    (run_dir / "drafter").rename(first)
+    again = HydraConfig(num_heads=3, draft_vocab_size=VOCAB, inner_size=32, warm_start=str(first))
+    cfg = config(run_dir.parent / "second", tiny_text_folder, drafter=again)
+    old, new = load_drafter(first, target)[0], make_drafter(cfg, target, None)[0]  # type: ignore[arg-type]
+    assert torch.equal(old.draft_ids, new.draft_ids)
+    for (name, p), (_, q) in zip(old.named_parameters(), new.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
 
 
 def test_a_damaged_best_checkpoint_does_not_become_the_drafter(

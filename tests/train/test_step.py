@@ -11,7 +11,15 @@ from torch import Tensor
 
 import train.step as step_module
 from conf.errors import UserError
-from conf.schema import HydraConfig, Normalise, ObjectiveConfig, ObjectiveKind, OptimConfig, PositionWeights
+from conf.schema import (
+    Eagle3Config,
+    HydraConfig,
+    Normalise,
+    ObjectiveConfig,
+    ObjectiveKind,
+    OptimConfig,
+    PositionWeights,
+)
 from inference.batch import Batch
 from inference.drafters import Drafter, build
 from inference.target import Target
@@ -122,6 +130,25 @@ def test_a_step_lowers_the_loss(distil: Callable[..., Distillation], batch: Batc
     d.optim = replace(d.optim, lr=1e-2, warmup=0.0)
     losses = [d.step(i, [batch])["loss"] for i in range(8)]
     assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize("kind", list(ObjectiveKind))
+@pytest.mark.parametrize("own_tokens", [0.0, 1.0])
+def test_eagle3_learns_under_every_objective(
+    tiny_target: Target, accelerator: Accelerator, batch: Batch, kind: ObjectiveKind, own_tokens: float
+) -> None:
+    torch.manual_seed(0)
+    cfg = Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=3, draft_vocab_size=len(IDS), own_tokens=own_tokens)
+    drafter, optim = build(cfg, tiny_target, IDS), OptimConfig(clip=1.0, lr=1e-2, warmup=0.0)
+    d = Distillation(
+        tiny_target, drafter, accelerator.prepare(TrainView(drafter)), TargetTeacher(tiny_target, IDS),
+        build_optimizer(drafter, optim), accelerator, ObjectiveConfig(kind=kind), optim, total=16,
+    )  # fmt: skip
+    seen = [d.step(i, [batch]) for i in range(12)]
+    assert seen[-1]["loss"] < seen[0]["loss"]
+    if kind not in (ObjectiveKind.ce, ObjectiveKind.reverse_kl):  # which look at p's peak alone
+        before, now = seen[0]["alpha_per_pos"], seen[-1]["alpha_per_pos"]
+        assert all(a > b for a, b in zip(now, before, strict=True))
 
 
 def test_recomputed_features_train_the_same(distil: Callable[..., Distillation], batch: Batch) -> None:
