@@ -123,7 +123,6 @@ def _prefix_of_another_position(patch: pytest.MonkeyPatch) -> None:
 
 BROKEN = [
     (_memory_forgotten_in_the_loop, "hydra gru"),
-    (_memory_forgotten_in_the_loop, "hydra lstm"),
     (_prefix_of_another_position, "hydra prefix trimmed"),
     (_hidden_of_another_position, "hydra"),
     (_hidden_of_another_position, "medusa"),
