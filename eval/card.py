@@ -15,10 +15,10 @@ UNKNOWN = "not recorded"
 OWN_LOOP = (
     "This drafter runs in draftsmith's own lossless loop:\n\n"
     '    make generate PROMPT="..." ARGS="{target} drafter.folder=FOLDER"\n\n'
-    "with FOLDER the downloaded folder. {why} No serving line of another engine is given, because none loads "
-    "this folder."
+    "with FOLDER the downloaded folder. {why} So no serving line of another engine is given."
 )
 ENGINES = {
+    "eagle3": "The tensors and config.json are in EAGLE-3's published layout, but no other engine has run this folder.",
     "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
     "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
     "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
@@ -203,7 +203,6 @@ def training(report: Report) -> str:
     """Data, objective, and what it took."""
     trained, timing = report["drafter"].get("training") or {}, report["timing"]
     data, objective = report["settings"]["data"] or {}, report["settings"]["objective"] or {}
-    heads = chain_kind(report) in ("hydra", "medusa")
     sources = [s if s.startswith("hub:") else Path(s).name for s in data.get("sources", [])]
     tokens = trained.get("store", {}).get("response_tokens", report["collect"]["response_tokens"])
     responses = {"generate": "the target's own", "prefill": "existing ones, read by it"}
@@ -214,7 +213,7 @@ def training(report: Report) -> str:
             "response tokens": UNKNOWN if tokens is None else f"{tokens:,}",
             "temperatures": data.get("temperatures", UNKNOWN), "objective": objective.get("kind", UNKNOWN),
             "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
-            "taps": "last hidden state, after the final norm" if heads else "none",
+            "taps": taps(report["drafter"]["config"]),
             "time": times(trained, timing), "peak memory": memory(report["memory"]),
         }
     )  # fmt: skip
@@ -231,6 +230,17 @@ def memory(peaks: dict[str, int | None]) -> str:
     """The largest resident memory of a stage, and the largest on a CUDA device where there was one."""
     shown = {"": peaks["peak_bytes"], " on the CUDA device": peaks["cuda_peak_bytes"]}
     return ", ".join(f"{value / 1e9:.1f} GB{where}" for where, value in shown.items() if value) or UNKNOWN
+
+
+def taps(config: dict[str, Any]) -> str:
+    """Which of the target's states the drafter reads."""
+    indices = [f"hidden_states {config['taps']}"] if config.get("taps") else []
+    match config["kind"]:
+        case "hydra" | "medusa":
+            return ", ".join(["last hidden state, after the final norm", *indices])
+        case "eagle3":
+            return indices[0] if indices else "hidden_states [2, N//2, N-3] of N layers"
+    return "none"
 
 
 def facts(values: dict[str, Any]) -> str:
