@@ -158,11 +158,12 @@ def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[Prom
     pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
     greedy = greedy_check(pairs, cfg.target.dtype, lambda: stock(cfg.target, target)) if pairs else None
     prefixes = choose_prefixes([(r.prompt, r.plain_tokens) for r in records], subject.drafter)
+    print(f"drawing at least {cfg.bench.lossless_draws:,} tokens to test their distribution", flush=True)
     sampled = sampled_check(
         target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
         seed=cfg.seed,
     )  # fmt: skip
-    return {"greedy": greedy, "sampled": sampled.figures()}
+    return {"greedy": greedy, "sampled": {"dtype": cfg.target.dtype, **sampled.figures()}}
 
 
 def stock(cfg: TargetConfig, target: Target) -> Target:
@@ -219,8 +220,8 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
         f"{subject.num_spec_tokens} draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
         "Lengths are tokens emitted a round, bonus included; headlines are plain means over categories; 95% intervals "
         "are bootstraps over prompts, the turns of a prompt together. Plain and speculative runs alternate prompt by "
-        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts; the untrained "
-        "baseline keeps the lookup of a hybrid. N-gram lookup was tuned on the choosing prompts at temperature 0: "
+        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts, without a speed: "
+        "longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup was tuned on the choosing prompts at temperature 0: "
         f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
         f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}"
     )
