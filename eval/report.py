@@ -16,7 +16,7 @@ from .plots import runs
 from .records import PromptRecord, by_prompt, temperature_name
 from .sampled import MIN_P_VALUE
 from .speed import speed_section
-from .statistics import Pairs, bootstrap_interval, headline, ratio
+from .statistics import Pairs, bootstrap_difference, bootstrap_interval, headline, ratio
 
 Report = dict[str, Any]
 Groups = dict[str, list[PromptRecord]]
@@ -90,10 +90,17 @@ def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -
             for who in (b for b in BASELINES if b in kept):
                 length = ngram_k if who == NGRAM else k
                 section = acceptance_section(groups, _replayed(who), length, draws, seed)
+                section["advantage"] = _advantage(groups, who, draws, seed)
                 _put(out["baselines"].setdefault(who, {}), place, section)
             lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
             _put(out["draft_length"], place, [_sweep_point(groups, n, draws, seed) for n in lengths])
     return out
+
+
+def _advantage(groups: Groups, who: str, draws: int, seed: int) -> dict[str, Any]:
+    """How many more tokens a round the drafter emits than a baseline, paired by prompt."""
+    difference, bounds = bootstrap_difference(_pairs(groups, _live), _pairs(groups, _replayed(who)), draws, seed)
+    return {"mean_acceptance_length": difference, "ci95": bounds}
 
 
 def _live(record: PromptRecord) -> list[Round]:
@@ -166,24 +173,25 @@ def print_table(report: Report, console: Console | None = None) -> None:
         table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
         for baseline, section in report["baselines"].items():
             other = section[name][temperature]
-            table.add_row(where, baseline, str(other["num_spec_tokens"]), _length(other), "", "")
+            more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
+            table.add_row(where, baseline, str(other["num_spec_tokens"]), more, "", "")
     console.print(table)
     for line in lossless_lines(report["lossless"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def _length(entry: dict[str, Any]) -> str:
-    return _with_interval(entry["mean_acceptance_length"], entry["ci95"])
+def _length(entry: dict[str, Any], form: str = ".2f") -> str:
+    return _with_interval(entry["mean_acceptance_length"], entry["ci95"], form)
 
 
 def _speedup(entry: dict[str, Any]) -> str:
     return _with_interval(entry["speedup"], entry["speedup_ci95"])
 
 
-def _with_interval(value: float | None, bounds: list[float | None]) -> str:
+def _with_interval(value: float | None, bounds: list[float | None], form: str = ".2f") -> str:
     if value is None or bounds[0] is None or bounds[1] is None:
         return "–"
-    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+    return f"{value:{form}} [{bounds[0]:{form}}, {bounds[1]:{form}}]"
 
 
 def lossless_lines(lossless: dict[str, Any]) -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import yaml
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
@@ -25,6 +24,7 @@ from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
 from .plots import draw_plots
+from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
 from .sampled import choose_prefixes, sampled_check
@@ -137,19 +137,16 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
 
 
 def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Partial) -> list[PromptRecord]:
-    """All records, with a progress bar that shows tokens a round so far."""
+    """All records, with progress that shows tokens a round so far."""
     total = sum(
         min(cfg.bench.turns, len(p.turns)) for s in sets for t in cfg.bench.temperatures
         for p in evaluated(s, cfg.bench, t)
     )  # fmt: skip
-    columns = (TextColumn("evaluate"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     records: list[PromptRecord] = []
-    with Progress(*columns, TextColumn("{task.description}")) as progress:
-        task = progress.add_task("", total=total)
+    with EvaluationProgress(total, len(partial.by_place())) as progress:
         for one in measure(rivals, sets, cfg.bench, cfg.seed, partial):
             records.append(one)
-            length = length_so_far(records)
-            progress.update(task, advance=1, description=f"{length:.2f} tokens a round (bonus included)")
+            progress.update(length_so_far(records))
     return records
 
 
@@ -220,8 +217,9 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
         f"{subject.num_spec_tokens} draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
         "Lengths are tokens emitted a round, bonus included; headlines are plain means over categories; 95% intervals "
         "are bootstraps over prompts, the turns of a prompt together. Plain and speculative runs alternate prompt by "
-        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts, without a speed: "
-        "longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup was tuned on the choosing prompts at temperature 0: "
+        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts, without a "
+        "speed: longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup "
+        "was tuned on the choosing prompts at temperature 0: "
         f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
         f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}"
     )

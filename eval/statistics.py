@@ -36,10 +36,33 @@ def bootstrap_interval(
     Efron & Tibshirani, An Introduction to the Bootstrap (1993), sections 8.3 and 13.3. (nan, nan) with fewer
     than two prompts.
     """
+    values = _resampled(groups, draws, seed)
+    return _quantiles(values, level) if len(values) else (float("nan"), float("nan"))
+
+
+def bootstrap_difference(
+    groups: Mapping[str, Pairs], others: Mapping[str, Pairs], draws: int, seed: int = 0, level: float = 0.95
+) -> tuple[float, tuple[float, float]]:
+    """headline(groups) - headline(others) of two contenders on the same prompts, in the same order, and its percentile
+    interval: each draw resamples the prompts once, for both. How much prompts differ from each other cancels, as it
+    does not in two intervals laid side by side. Prompts that either has nothing to divide by are left out."""
+    both = {
+        name: [pair for pair in zip(pairs, others[name], strict=True) if pair[0][1] > 0 and pair[1][1] > 0]
+        for name, pairs in groups.items()
+    }
+    ours = {name: [a for a, _ in pairs] for name, pairs in both.items()}
+    theirs = {name: [b for _, b in pairs] for name, pairs in both.items()}
+    values = _resampled(ours, draws, seed) - _resampled(theirs, draws, seed)  # the same seed picks the same prompts
+    bounds = _quantiles(values, level) if len(values) else (float("nan"), float("nan"))
+    return headline(ours) - headline(theirs), bounds
+
+
+def _resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np.float64]:
+    """Headlines [draws] of resampled prompts; empty with fewer than two prompts."""
     rng = np.random.default_rng(seed)
     kept = [np.array([p for p in pairs if p[1] > 0], dtype=np.float64) for pairs in groups.values()]
     if sum(len(pairs) for pairs in kept) < 2:
-        return float("nan"), float("nan")
+        return np.empty(0)
     columns: list[NDArray[np.float64]] = []  # [draws] each
     for pairs in (pairs for pairs in kept if len(pairs) > 1):
         picks = rng.integers(len(pairs), size=(draws, len(pairs)))
@@ -47,7 +70,12 @@ def bootstrap_interval(
     alone = np.array([pairs[0, 0] / pairs[0, 1] for pairs in kept if len(pairs) == 1])
     for _ in alone:
         columns.append(alone[rng.integers(len(alone), size=draws)])
-    low, high = np.quantile(np.mean(columns, axis=0), [(1 - level) / 2, (1 + level) / 2])
+    means: NDArray[np.float64] = np.mean(columns, axis=0)
+    return means
+
+
+def _quantiles(values: NDArray[np.float64], level: float) -> tuple[float, float]:
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
 
@@ -105,8 +133,9 @@ class GTest:
         return float(chi2.sf(self.statistic, self.dof)) if self.dof > 0 else 1.0
 
     def smallest_bias(self, level: float, power: float) -> float:
-        """The total variation distance that a test at `level` sees with probability `power`, whatever its form,
-        if it is the same in all contexts (else: its root mean square over the draws); nan without data.
+        """The total variation distance over the compared cells that a test at `level` sees with probability `power`,
+        whatever its form, if it is the same in all contexts (else: its root mean square over the draws); nan without
+        data.
 
         Outcomes off by d_i add n sum d_i^2 / p_i to the noncentrality, which is at least n (sum |d_i|)^2 =
         4 n TV^2 by Cauchy and Schwarz.
@@ -129,11 +158,11 @@ class Transform:
     The randomised probability integral transform (Czado, Gneiting & Held 2009, section 2).
     """
 
-    BINS = 20
+    BINS = 20  # fewer where they would be expected to hold too little
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
-        self.counts = np.zeros(self.BINS)
+        self.places: list[NDArray[np.float64]] = []
         self.impossible = 0
 
     def add(self, outcome: int, count: int, probs: NDArray[np.float64]) -> None:
@@ -143,12 +172,14 @@ class Transform:
             self.impossible += count
             return
         likelier = probs[probs > own].sum() + probs[:outcome][probs[:outcome] == own].sum()
-        places = (likelier + self.rng.random(count) * own) / probs.sum()
-        self.counts += np.histogram(places.clip(max=1.0), self.BINS, (0.0, 1.0))[0]
+        self.places.append((likelier + self.rng.random(count) * own) / probs.sum())
 
     def into(self, test: GTest) -> None:
         """Add the transformed draws as one more context, of equal probabilities."""
-        test.add([*self.counts, self.impossible], [*[1.0] * self.BINS, 0.0])
+        places = np.concatenate([np.zeros(0), *self.places]).clip(max=1.0)
+        bins = max(1, min(self.BINS, int(len(places) / MIN_EXPECTED)))
+        counts = np.histogram(places, bins, (0.0, 1.0))[0]
+        test.add([*counts, self.impossible], [*[1.0] * bins, 0.0])
 
 
 def pool(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from eval.statistics import GTest, Transform, bootstrap_interval, headline, ratio
+from eval.statistics import GTest, Transform, bootstrap_difference, bootstrap_interval, headline, ratio
 
 
 def test_headline_is_the_plain_mean_over_groups_of_summed_ratios() -> None:
@@ -14,6 +14,26 @@ def test_headline_is_the_plain_mean_over_groups_of_summed_ratios() -> None:
     assert ratio(groups["a"]) == 2.0
     assert headline(groups) == pytest.approx((2.0 + 3.0) / 2)
     assert math.isnan(headline({}))
+
+
+def test_what_prompts_have_in_common_cancels_in_a_paired_difference() -> None:
+    """Prompts differ by 1.0, the contenders by 0.1 on each prompt: the interval of the difference knows the latter."""
+    rng = np.random.default_rng(5)
+    base, more = rng.normal(2.0, 1.0, 60), 0.1 + rng.normal(0.0, 0.05, 60)
+    ours = {"a": [(b + m, 1.0) for b, m in zip(base[:40], more[:40], strict=True)], "b": [(base[40] + more[40], 1.0)]}
+    theirs = {"a": [(b, 1.0) for b in base[:40]], "b": [(base[40], 1.0)]}
+    difference, (low, high) = bootstrap_difference(ours, theirs, 2000)
+    assert difference == pytest.approx(headline(ours) - headline(theirs))
+    assert low < difference < high and high - low < 0.05
+    one, other = bootstrap_interval(ours, 2000), bootstrap_interval(theirs, 2000)
+    assert one[0] < other[1]  # side by side they overlap
+
+
+def test_a_paired_difference_leaves_out_what_either_lacks() -> None:
+    ours, theirs = {"a": [(1.0, 1.0), (9.0, 1.0), (3.0, 1.0)]}, {"a": [(2.0, 1.0), (1.0, 0.0), (2.0, 1.0)]}
+    assert bootstrap_difference(ours, theirs, 100)[0] == pytest.approx(0.0)
+    difference, bounds = bootstrap_difference({"a": [(1.0, 0.0)]}, {"a": [(1.0, 1.0)]}, 100)
+    assert math.isnan(difference) and all(map(math.isnan, bounds))
 
 
 def test_bootstrap_interval_of_a_mean_matches_the_normal_theory() -> None:
@@ -101,6 +121,10 @@ def test_rare_contexts_are_compared_together() -> None:
     whole = transformed(0.0)
     assert whole.dof == Transform.BINS - 1 and whole.draws == 4000 and whole.p_value > 0.01
     assert transformed(0.1).p_value < 1e-4
+    few, test = Transform(0), GTest()
+    few.add(0, 14, np.array([0.5, 0.5]))
+    few.into(test)
+    assert test.dof == 1 and test.draws == 14
     impossible, test = Transform(0), GTest()
     impossible.add(1, 2, np.array([1.0, 0.0]))
     impossible.into(test)
