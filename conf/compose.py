@@ -41,7 +41,7 @@ def register() -> None:
     }
     for group, (node,) in kinds.items():
         store.store(group=group, name="schema", node=node)
-    for node in (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig):
+    for node in (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.BlockConfig, schema.LmConfig):
         store.store(group="drafter", name=f"{node.kind}_schema", node=node)
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from .errors import require
-from .models import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
+from .models import BlockConfig, DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
 from .prompts import BenchConfig, DataConfig, DataMode, Features, parse_bytes
 from .training import (
     CheckpointConfig,
@@ -19,6 +19,7 @@ from .training import (
 
 __all__ = [
     "BenchConfig",
+    "BlockConfig",
     "CheckpointConfig",
     "DataConfig",
     "DataMode",
@@ -76,7 +77,10 @@ class RunConfig:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
         require(self.seed >= 0, "seed", self.seed, ">= 0")
         if self.objective.eta is None:
-            self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig) else 3.0
+            self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
+        if self.objective.position_weights is None:
+            block = isinstance(self.drafter, BlockConfig)
+            self.objective.position_weights = PositionWeights.exp if block else PositionWeights.decay
 
 
 @dataclass
