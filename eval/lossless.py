@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inference.drafters.base import Context, Draft, Drafter
+from inference.drafters.base import Context, Draft, Drafter, Features
 from inference.drafters.ngram import SuffixIndex
 from inference.sampling import Sampling, SamplingRows, process, uniforms
 from inference.target import Target
@@ -145,8 +145,10 @@ def proposer(
 ) -> Propose:
     """The drafter's own drafts for `rows` copies of a prefix of at least two tokens, its state built once."""
     before = torch.tensor([prefix[:-1]], device=target.device)
-    hidden = target.read(before, torch.tensor([len(prefix) - 1])).last[:, -1]  # predicted prefix[-1]
+    read = target.read(before, torch.tensor([len(prefix) - 1]), drafter.taps)
+    hidden = read.last[:, -1]  # predicted prefix[-1]
     state = drafter.start(1)
+    drafter.observe(state, [0], Features(before, read.last, read.taps, [0], [len(prefix) - 1]))
 
     def propose(count: int) -> Draft:
         last = torch.full((count,), prefix[-1], device=target.device)

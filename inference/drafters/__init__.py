@@ -12,14 +12,14 @@ from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, Ngra
 
 from ..target import Target
 from ..text import Text, same_tokenizer
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .lm import LmDrafter, cut_from, trim_head
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:

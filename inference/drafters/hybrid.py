@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..sampling import SamplingRows
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .ngram import Indexes, padded
 
 
@@ -28,7 +28,7 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.trainable, self.num_steps, self.taps = inner.trainable, inner.num_steps, inner.taps
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -44,6 +44,10 @@ class HybridDrafter(Drafter):
         """Keep rows."""
         state.indexes.rows = [state.indexes.rows[r] for r in rows]
         self.inner.select(state.inner, rows)
+
+    def observe(self, state: HybridState, rows: Sequence[int], features: Features) -> None:
+        """Of every round, whoever drafted it."""
+        self.inner.observe(state.inner, rows, features)
 
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
