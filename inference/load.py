@@ -13,9 +13,9 @@ from transformers.utils import logging as transformers_logging
 
 from conf.digest import digest_of
 from conf.errors import UserError, require
-from conf.schema import LmConfig, RunConfig, TargetConfig
+from conf.schema import BlockConfig, LmConfig, RunConfig, TargetConfig
 
-from .drafters import check_tokenizer, needs_vocab
+from .drafters import check_block, check_tokenizer, needs_vocab
 from .embedded import cache_folder, embedded_target
 from .fused import can_fuse, fuse
 from .target import Target, layer_windows
@@ -90,7 +90,7 @@ def precheck(cfg: RunConfig) -> None:
     """Refuse what the target's configuration already shows to be impossible, before any weights load.
 
     Raises UserError: a target that can't be run or a device that isn't there; ConfigError: a trimmed vocabulary
-    larger than the target's, layers it doesn't have.
+    larger than the target's, layers it doesn't have, a block longer than the positions left.
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
@@ -101,6 +101,8 @@ def precheck(cfg: RunConfig) -> None:
         require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    if isinstance(cfg.drafter, BlockConfig):
+        check_block(cfg.drafter, config, name, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         text = Text.load(resolve(cfg.target.id), cfg.target.revision, trust_remote_code=cfg.target.trust_remote_code)
         check_tokenizer(cfg.drafter.model, text, name)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import BlockConfig, DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 from inference.drafters import Drafter, build
 from inference.target import Target
 from tiny import tiny_model
@@ -26,6 +26,8 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
             return NgramConfig(**common)
         case "lm":
             return LmConfig(**{"layers": [0, 1]} | common)
+        case "block":
+            return BlockConfig(**{"draft_vocab_size": 0, "markov_rank": 8} | common)
         case "medusa":
             return MedusaConfig(**{"draft_vocab_size": 0} | common)
         case _:
@@ -36,7 +38,9 @@ def make_drafter(
     kind: str, target: Target, *, noise: float = 0.05, ids: torch.Tensor | None = None, **changes: Any
 ) -> Drafter:
     """A drafter whose weights were shaken by `noise`: sometimes right and sometimes wrong."""
-    drafter = build(make_config(kind, **changes), target, ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        drafter = build(make_config(kind, **changes), target, ids)
     shake(drafter, noise)
     return drafter.eval()
 

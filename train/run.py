@@ -1,7 +1,8 @@
 """The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
+from .calibrate import calibrate, described
 from .checkpoint import flatten
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
@@ -69,14 +71,15 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         drafter, drafter_cfg = make_drafter(cfg, target, store)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
-        trainer.train(lambda: Validator(cfg, target))
+        validator = cache(lambda: Validator(cfg, target))
+        trainer.train(validator)
         if accelerator.is_main_process:
-            figures |= finish(trainer, drafter_cfg)
+            figures |= finish(trainer, drafter_cfg, validator)
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
+def finish(trainer: Trainer, cfg: DrafterConfig, validator: Callable[[], Validator]) -> dict[str, Any]:
+    """Put the best checkpoint's weights, calibrated, into `drafter/`; the figures of timing/train.json."""
     best, state = trainer.checkpoints.best(), trainer.state
     assert best is not None, "the last step is always validated"
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
@@ -90,6 +93,10 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
         "best": best,
     }
     target = trainer.distillation.target
+    confidence = calibrate(trainer.drafter, target, validator().batches)
+    if confidence is not None:
+        figures["confidence"] = confidence
+        print(described(confidence), flush=True)
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, {"training": figures})
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)

@@ -60,21 +60,31 @@ class TargetTeacher:
 
     @torch.no_grad()
     def at(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Teacher:
-        """Teacher of shape [B, a, K] for a slice of anchors: entry (b, a, k) stands at response index a + 1 + k.
-
-        The head runs once for each response index; the K shifts are views. Entries beyond a row's response are
-        meaningless: mask them (Batch.supervised).
+        """Teacher of shape [B, a, K] for a slice of the batch's anchors: entry (b, i, k) stands at response index
+        a + 1 + k, a the i-th anchor. Entries beyond a row's response are meaningless: mask them (Batch.supervised).
         """
+        every = batch.anchors is None
+        return Teacher(
+            self._of_span(batch, norms, anchors, steps) if every else self._of_chosen(batch, norms, anchors, steps),
+            shifted(norms.argmax, steps, batch.anchors)[:, anchors],
+            shifted(norms.tokens, steps, batch.anchors)[:, anchors],
+        )
+
+    def _of_span(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Tensor:
+        """log p [B, a, K, D] of adjacent anchors. The head runs once for each index; the K shifts are views."""
         assert batch.hidden is not None, "fill batch.hidden first"
         span = slice(anchors.start + 1, anchors.stop + steps)
-        logits = self._head(batch.hidden[:, span])  # [B, n, D]
-        log_p = logits - norms.log_norm[:, span, None]
+        log_p = self._head(batch.hidden[:, span]) - norms.log_norm[:, span, None]  # [B, n, D]
         missing = span.stop - span.start - log_p.shape[1]
-        return Teacher(
-            F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2),
-            shifted(norms.argmax, steps)[:, anchors],
-            shifted(norms.tokens, steps)[:, anchors],
-        )
+        return F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2)
+
+    def _of_chosen(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Tensor:
+        """log p [B, a, K, D] of anchors anywhere."""
+        assert batch.hidden is not None, "fill batch.hidden first"
+        at = batch.anchor_indices()[:, anchors, None] + 1 + torch.arange(steps, device=batch.hidden.device)
+        at = at.clamp(max=batch.response.shape[1] - 1)  # [B, a, K]
+        rows = torch.arange(len(at), device=at.device)[:, None, None]
+        return self._head(batch.hidden[rows, at]) - norms.log_norm[rows, at][..., None]
 
     def _norms_of(self, hidden: Tensor) -> Tensor:
         """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""
@@ -95,9 +105,11 @@ class TargetTeacher:
         return _exact(self.target.post_head(F.linear(hidden, weight, bias))) / self.temperature
 
 
-def shifted(values: Tensor, steps: int) -> Tensor:
-    """[B, R] -> [B, R-1, K]: entry (b, a, k) = values[b, a + 1 + k], OUTSIDE beyond the end."""
-    return F.pad(values, (0, steps - 1), value=OUTSIDE).unfold(1, steps, 1)[:, 1:]
+def shifted(values: Tensor, steps: int, anchors: Tensor | None = None) -> Tensor:
+    """[B, R] -> [B, A, K]: entry (b, i, k) = values[b, a + 1 + k], a = anchors[b, i] (None: 0..R-2, in order);
+    OUTSIDE beyond the end."""
+    every = F.pad(values, (0, steps), value=OUTSIDE).unfold(1, steps, 1)[:, 1:]  # [B, R, K]
+    return every[:, :-1] if anchors is None else every.gather(1, anchors[..., None].expand(-1, -1, steps))
 
 
 def _places(ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor:

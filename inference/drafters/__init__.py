@@ -8,18 +8,19 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import BlockConfig, DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from ..target import Target
 from ..text import Text, same_tokenizer
 from .base import Context, Draft, Drafter, Features
+from .block import BlockDrafter, check_block
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .lm import LmDrafter, cut_from, trim_head
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_block", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -49,10 +50,12 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
             return HydraDrafter(
                 target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
             )
+        case BlockConfig():
+            return BlockDrafter(target, cfg, vocab_ids)
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm")
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, block, lm")
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:

@@ -41,6 +41,7 @@ class BlockDrafter(Drafter):
     """Drafts block_size tokens in one pass of the network."""
 
     kind = "block"
+    confidence_temperature: Tensor  # [K], of the confidence head's logits
 
     def __init__(self, target: Target, cfg: BlockConfig, draft_ids: Tensor | None) -> None:
         """Raises ConfigError: taps, a mask token or positions that the target does not have."""
@@ -220,7 +221,8 @@ def default_taps(num_layers: int) -> list[int]:
 
 def check_block(cfg: BlockConfig, config: Any, name: str, used: int = 0) -> None:
     """A block must fit a target's transformers configuration; `used`: positions that texts take. Raises ConfigError."""
-    layers, size, context = config.num_hidden_layers, config.vocab_size, getattr(config, "max_position_embeddings", None)
+    layers, size = config.num_hidden_layers, config.vocab_size
+    context = getattr(config, "max_position_embeddings", None)
     require(max(cfg.taps, default=0) <= layers, "drafter.taps", cfg.taps, f"0 to {layers}, the layers of {name}")
     require((cfg.mask_token or 0) < size, "drafter.mask_token", cfg.mask_token, f"0 to {size - 1}, the ids of {name}")
     if context is not None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..sampling import SamplingRows
-from .base import Context, Draft, Drafter, Features
+from .base import Context, Draft, Drafter, Features, TrainOutput
 from .ngram import Indexes, padded
 
 
@@ -62,6 +62,14 @@ class HybridDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """The inner drafter's."""
         return self.inner.train_logits(batch)
+
+    def train_output(self, batch: Batch) -> TrainOutput:
+        """The inner drafter's."""
+        return self.inner.train_output(batch)
+
+    def choose_anchors(self, batch: Batch) -> Batch:
+        """The inner drafter's."""
+        return self.inner.choose_anchors(batch)
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""

@@ -28,6 +28,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "hydra trimmed": {"draft_vocab_size": len(IDS)},
     "hydra lookup": {"lookup": True},
     "hydra unshared": {"share_steps": False, "num_layers": 2},
+    "block trimmed": {"draft_vocab_size": len(IDS)},
+    "block lookup": {"lookup": True},
     "lm": {},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True},

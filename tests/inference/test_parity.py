@@ -25,6 +25,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {}),
     "hydra trimmed": ("hydra", {"draft_vocab_size": len(IDS), "share_steps": False, "num_layers": 2}),
+    "block": ("block", {"num_layers": 2}),
+    "block trimmed": ("block", {"draft_vocab_size": len(IDS), "markov_rank": 0, "block_size": 5}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }
@@ -46,7 +48,7 @@ def test_training_and_decoding_agree(arch: str, kind: str) -> None:
     assert parity.positions > 40 and str(parity).startswith("parity ok: max |difference| ")
 
 
-@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "lm"])
+@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "block", "lm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: torch.dtype) -> None:
     target = make_target("llama", dtype=dtype)
