@@ -36,8 +36,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 def drafter_of(name: str) -> BlockDrafter:
-    options: dict[str, Any] = {"block_size": 3, "num_spec_tokens": K, "ids": IDS if name == "trimmed" else None, **KINDS[name]}
-    drafter = make_drafter("block", TARGET, noise=0.5, **options)
+    options: dict[str, Any] = {"block_size": 3, "num_spec_tokens": K, **KINDS[name]}
+    drafter = make_drafter("block", TARGET, noise=0.5, ids=IDS if name == "trimmed" else None, **options)
     assert isinstance(drafter, BlockDrafter)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():  # what is zero at first must not stay it
