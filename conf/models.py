@@ -40,6 +40,7 @@ class DrafterConfig:
     lookup: bool = False
     max_match: int = 4  # lookup: longest and shortest suffix that is looked up
     min_match: int = 2
+    tune_lookup: bool = True  # choose both anew on the choosing prompts when training ends
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:

@@ -62,10 +62,10 @@ class Validator:
         """Raises UserError when no choosing prompt has an answer of two tokens or more."""
         self.cfg, self.target = cfg, target
         self.requests = choose_requests(cfg, target)
-        plain = Decoder(target, None, batch=len(self.requests), keep_hidden=True).generate(self.requests)
-        self.answers = [result.tokens for result in plain]
-        self.batches = held_out_batches(plain)
-        drafted = [r.request.prompt for r in plain if len(r.tokens) >= 2]
+        self.plain = plain_answers(target, self.requests)
+        self.answers = [result.tokens for result in self.plain]
+        self.batches = held_out_batches(self.plain)
+        drafted = [r.request.prompt for r in self.plain if len(r.tokens) >= 2]
         self.parity_prompts = drafted[:PARITY_PROMPTS]
 
     def validate(self, step: int, drafter: Drafter) -> Validation:
@@ -139,6 +139,11 @@ def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:
         Request(list(prompts[p]), p.digest, cfg.checkpoint.choose_tokens, meta=p.category)
         for p in stratified(fitting, cfg.checkpoint.choose_prompts, seed=0)
     ]
+
+
+def plain_answers(target: Target, requests: Sequence[Request]) -> list[Result]:
+    """The target's own greedy answers, hidden states kept."""
+    return Decoder(target, None, batch=len(requests), keep_hidden=True).generate(requests)
 
 
 def held_out_batches(results: Sequence[Result]) -> list[Batch]:

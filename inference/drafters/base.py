@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows, draw, process, uniforms
@@ -71,6 +72,7 @@ class Drafter(nn.Module, ABC):
     trainable: bool = True
     taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
+    context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -112,6 +114,11 @@ class Drafter(nn.Module, ABC):
     def choose_anchors(self, batch: Batch) -> Batch:
         """The batch with the anchors of one training step, drawn from torch's global generator; default: all."""
         return batch
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model that drafts, saved beside its weights; None for kinds that are no model."""
+        return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""

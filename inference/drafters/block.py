@@ -21,6 +21,7 @@ from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows
 from ..target import Target
+from ..traits import context_of
 from .base import Chain, Context, Draft, Drafter, Features, TrainOutput
 from .block_net import BlockNetwork, ConfidenceHead, MarkovHead, Shape
 from .heads import Readout
@@ -221,8 +222,7 @@ def default_taps(num_layers: int) -> list[int]:
 
 def check_block(cfg: BlockConfig, config: Any, name: str, used: int = 0) -> None:
     """A block must fit a target's transformers configuration; `used`: positions that texts take. Raises ConfigError."""
-    layers, size = config.num_hidden_layers, config.vocab_size
-    context = getattr(config, "max_position_embeddings", None)
+    layers, size, context = config.num_hidden_layers, config.vocab_size, context_of(config)
     require(max(cfg.taps, default=0) <= layers, "drafter.taps", cfg.taps, f"0 to {layers}, the layers of {name}")
     require((cfg.mask_token or 0) < size, "drafter.mask_token", cfg.mask_token, f"0 to {size - 1}, the ids of {name}")
     if context is not None:

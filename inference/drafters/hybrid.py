@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
@@ -28,7 +29,8 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps, self.taps = inner.trainable, inner.num_steps, inner.taps
+        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.taps, self.context = inner.taps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -70,6 +72,11 @@ class HybridDrafter(Drafter):
     def choose_anchors(self, batch: Batch) -> Batch:
         """The inner drafter's."""
         return self.inner.choose_anchors(batch)
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The inner drafter's."""
+        return self.inner.model_config
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""

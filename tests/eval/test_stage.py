@@ -45,7 +45,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
     report = read_json(run_folder / "report.json")
     assert {"target", "drafter", "machine", "versions", "settings"} <= report.keys()
-    sections = [report["acceptance"], *(report["baselines"][b] for b in ("ngram", "untrained", "trained_alone"))]
+    baselines = ("ngram", "ngram_same_length", "untrained", "trained_alone")
+    sections = [report["acceptance"], *(report["baselines"][b] for b in baselines)]
     for section in sections:
         for temperature in ("t0", "t1"):
             entry = section["builtin"][temperature]
@@ -62,6 +63,17 @@ def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
     assert report["timing"]["collect_s"] == 3.0 and report["timing"]["train_s"] is None
     assert report["memory"]["peak_bytes"] > 10**7
     assert report["collect"]["tokens_per_s"] == 99.5
+
+
+def test_the_ngram_baseline_has_a_draft_length_of_its_own_and_the_drafters(run_folder: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    own, same = report["settings"]["ngram"], report["settings"]["ngram_same_length"]
+    assert own.keys() == same.keys() == {"lookup", "num_spec_tokens"}
+    assert same["num_spec_tokens"] == report["drafter"]["num_spec_tokens"] and 1 <= own["num_spec_tokens"] <= 10
+    shown = report["baselines"]["ngram"]["builtin"]["t0"]
+    assert shown["num_spec_tokens"] == own["num_spec_tokens"]
+    assert "(1 to 10 were tried)" in report["settings"]["protocol"]
+    assert "(suffixes of 2 to 4 tokens) is as it was configured" in report["settings"]["protocol"]
 
 
 def test_the_output_was_certified(run_folder: Path) -> None:
@@ -139,7 +151,7 @@ def test_prompt_lookup_is_evaluated_without_a_folder(tmp_path: Path) -> None:
     stage.run(cfg)
     report = read_json(tmp_path / "report.json")
     assert report["lossless"]["greedy"] is None
-    assert report["baselines"].keys() == {"ngram"}
+    assert report["baselines"].keys() == {"ngram", "ngram_same_length"}
     assert report["drafter"]["kind"] == "ngram"
 
 
