@@ -17,6 +17,7 @@ from inference.parity import with_hidden
 from inference.target import Target
 
 from .objectives import Comparison
+from .step import chunks
 from .teacher import TargetTeacher
 from .validate import alone
 
@@ -46,9 +47,10 @@ def confidences(drafter: BlockDrafter, target: Target, batch: Batch) -> list[lis
     teacher = TargetTeacher(target, drafter.draft_ids)
     logits, confidence = drafter.train_output(batch)
     assert confidence is not None
-    steps = logits.shape[2]
-    said = Comparison(logits, teacher.at(batch, teacher.norms(batch), slice(0, logits.shape[1]), steps))
-    alpha, mask = said.log_alpha.exp().clamp(max=1.0), batch.supervised(steps)
+    steps, norms, alpha = logits.shape[2], teacher.norms(batch), torch.empty_like(confidence)
+    for part in chunks(logits):
+        alpha[part] = Comparison(logits[part], teacher.at(batch, norms, part, steps)).log_alpha.exp().clamp(max=1.0)
+    mask = batch.supervised(steps)
     return [
         [(confidence[b, mask[b, :, k], k].cpu(), alpha[b, mask[b, :, k], k].cpu()) for k in range(steps)]
         for b in range(len(mask))

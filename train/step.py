@@ -1,8 +1,8 @@
 """One distillation step: draft, compare, step.
 
-The [B,A,K,D] comparison runs in chunks of anchors, each with its own backward into the logits' gradient, so that the
-peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and divided
-once by the global count (weights.py).
+The [B,A,K,D] comparison runs in chunks of rows and anchors, each with its own backward into the logits' gradient, so
+that the peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and
+divided once by the global count (weights.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ from inference.target import Target
 from .objectives import Comparison, Teacher, confidence_loss, defined, objective
 from .optim import learning_rate, set_learning_rate
 from .teacher import Norms, TargetTeacher, shifted
-from .weights import Supervision, supervise, weighted_sum
+from .weights import Part, Supervision, supervise, weighted_sum
 
-CHUNK_BYTES = 48 * 2**20  # of one float32 tensor [B, a, K, D]
+CHUNK_BYTES = 48 * 2**20  # of one tensor [b, a, K, D] that is computed with (float32, or float64)
 
 
 class NotFinite(UserError):
@@ -114,21 +114,28 @@ class Distillation:
         outputs = [t for t in self.view(batch) if t is not None]  # [B, A, K, D] and perhaps [B, A, K]
         gradients = [torch.empty_like(t) for t in outputs]
         supervision = self._supervision(batch, norms)
-        for anchors in anchor_chunks(outputs[0]):
-            parts = [t[:, anchors].detach().requires_grad_() for t in outputs]
-            teacher = self.teacher.at(batch, norms, anchors, outputs[0].shape[2])
-            comparison = Comparison(parts[0], teacher)
-            loss = objective(comparison, self.objective)  # [B, a, K]
-            whole = self._with_confidence(loss, comparison, parts[1:])
-            total = weighted_sum(whole, comparison, supervision, anchors, self.objective)
-            if not torch.isfinite(total):
-                raise self._not_finite(batch, teacher, parts, loss)
-            for gradient, part in zip(gradients, torch.autograd.grad(total, parts), strict=True):
-                gradient[:, anchors] = part
-            count_positions(sums, comparison, loss.detach(), supervision.mask[:, anchors])
-            sums.reduced[0] += total.detach()
+        for part in chunks(outputs[0]):
+            pieces = [t[part].detach().requires_grad_() for t in outputs]
+            total = self._compare(batch, norms, part, pieces, supervision, sums)
+            for gradient, piece in zip(gradients, torch.autograd.grad(total, pieces), strict=True):
+                gradient[part] = piece
         sums.reduced[1] += supervision.count
         torch.autograd.backward(outputs, gradients)
+
+    def _compare(
+        self, batch: Batch, norms: Norms, part: Part, pieces: Sequence[Tensor], supervision: Supervision, sums: Sums
+    ) -> Tensor:
+        """The weighted loss of a chunk, its outputs being `pieces`; adds to `sums`."""
+        teacher = self.teacher.at(batch, norms, part, pieces[0].shape[2])
+        comparison = Comparison(pieces[0], teacher)
+        loss = objective(comparison, self.objective)  # [b, a, K]
+        whole = self._with_confidence(loss, comparison, pieces[1:])
+        total = weighted_sum(whole, comparison, supervision, part, self.objective)
+        if not torch.isfinite(total):
+            raise self._not_finite(batch, teacher, pieces, loss)
+        count_positions(sums, comparison, loss.detach(), supervision.mask[part])
+        sums.reduced[0] += total.detach()
+        return total
 
     def _with_confidence(self, loss: Tensor, comparison: Comparison, confidence: Sequence[Tensor]) -> Tensor:
         """loss [B, a, K] and, where there is a confidence head, its own."""
@@ -167,12 +174,15 @@ class Distillation:
         return NotFinite(_refusal(first_not_finite(tensors) or "the summed loss"))
 
 
-def anchor_chunks(logits: Tensor) -> Iterator[slice]:
-    """Slices of A such that one float32 tensor [B, a, K, D] stays below CHUNK_BYTES (at least one anchor)."""
+def chunks(logits: Tensor) -> Iterator[Part]:
+    """Slices of B and A such that a tensor [b, a, K, D] stays below CHUNK_BYTES (at least one anchor of one row)."""
     rows, anchors, steps, size = logits.shape
-    width = max(1, CHUNK_BYTES // (4 * rows * steps * size))
-    for start in range(0, anchors, width):
-        yield slice(start, min(start + width, anchors))
+    fit = max(1, CHUNK_BYTES // (max(4, logits.element_size()) * steps * size))
+    height = min(rows, fit)
+    width = fit // height
+    for top in range(0, rows, height):
+        for start in range(0, anchors, width):
+            yield slice(top, min(top + height, rows)), slice(start, min(start + width, anchors))
 
 
 @torch.no_grad()

@@ -15,8 +15,9 @@ from inference.batch import Batch
 from inference.target import Target
 
 from .objectives import OUTSIDE, Teacher
+from .weights import Part
 
-HEAD_BYTES = 128 * 2**20  # of one float32 tensor [rows, V] while the normalisers are computed
+HEAD_BYTES = 128 * 2**20  # of one tensor [rows, V] (float32, or float64) while the normalisers are computed
 
 
 @dataclass(frozen=True)
@@ -59,36 +60,39 @@ class TargetTeacher:
         return Norms(log_norm, self.places[argmax], self.places[batch.response])
 
     @torch.no_grad()
-    def at(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Teacher:
-        """Teacher of shape [B, a, K] for a slice of the batch's anchors: entry (b, i, k) stands at response index
-        a + 1 + k, a the i-th anchor. Entries beyond a row's response are meaningless: mask them (Batch.supervised).
+    def at(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Teacher:
+        """Teacher of shape [b, a, K] for a slice of rows and one of anchors: entry (b, i, k) stands at response index
+        a + 1 + k, a the i-th of the batch's anchors.
+
+        Entries beyond a row's response are meaningless: mask them (Batch.supervised).
         """
-        every = batch.anchors is None
+        log_p = self._of_span if batch.anchors is None else self._of_chosen
         return Teacher(
-            self._of_span(batch, norms, anchors, steps) if every else self._of_chosen(batch, norms, anchors, steps),
-            shifted(norms.argmax, steps, batch.anchors)[:, anchors],
-            shifted(norms.tokens, steps, batch.anchors)[:, anchors],
+            log_p(batch, norms, part, steps),
+            shifted(norms.argmax, steps, batch.anchors)[part],
+            shifted(norms.tokens, steps, batch.anchors)[part],
         )
 
-    def _of_span(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Tensor:
-        """log p [B, a, K, D] of adjacent anchors. The head runs once for each index; the K shifts are views."""
+    def _of_span(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Tensor:
+        """log p [b, a, K, D] of adjacent anchors. The head runs once for each index; the K shifts are views."""
         assert batch.hidden is not None, "fill batch.hidden first"
+        rows, anchors = part
         span = slice(anchors.start + 1, anchors.stop + steps)
-        log_p = self._head(batch.hidden[:, span]) - norms.log_norm[:, span, None]  # [B, n, D]
+        log_p = self._head(batch.hidden[rows, span]) - norms.log_norm[rows, span, None]  # [b, n, D]
         missing = span.stop - span.start - log_p.shape[1]
         return F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2)
 
-    def _of_chosen(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Tensor:
-        """log p [B, a, K, D] of anchors anywhere."""
+    def _of_chosen(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Tensor:
+        """log p [b, a, K, D] of anchors anywhere."""
         assert batch.hidden is not None, "fill batch.hidden first"
-        at = batch.anchor_indices()[:, anchors, None] + 1 + torch.arange(steps, device=batch.hidden.device)
-        at = at.clamp(max=batch.response.shape[1] - 1)  # [B, a, K]
-        rows = torch.arange(len(at), device=at.device)[:, None, None]
-        return self._head(batch.hidden[rows, at]) - norms.log_norm[rows, at][..., None]
+        at = batch.anchor_indices()[part][..., None] + 1 + torch.arange(steps, device=batch.hidden.device)
+        at = at.clamp(max=batch.response.shape[1] - 1)  # [b, a, K]
+        row = torch.arange(len(batch.response), device=at.device)[part[0], None, None]
+        return self._head(batch.hidden[row, at]) - norms.log_norm[row, at][..., None]
 
     def _norms_of(self, hidden: Tensor) -> Tensor:
         """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""
-        chunk = max(1, HEAD_BYTES // (4 * self.target.vocab_size))
+        chunk = max(1, HEAD_BYTES // (max(4, hidden.element_size()) * self.target.vocab_size))
         return torch.cat([self._norms_of_chunk(part) for part in torch.split(hidden, chunk)], dim=1)
 
     def _norms_of_chunk(self, hidden: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from inference.target import Target
 
 from .objectives import Comparison
 from .progress import decimals
-from .step import Sums, count_positions
+from .step import Sums, chunks, count_positions
 from .teacher import TargetTeacher
 
 PARITY_PROMPTS = 3  # decoded one by one
@@ -111,11 +111,11 @@ class Validator:
         for batch in self.batches:
             batch = with_hidden(self.target, batch.to(self.target.device), drafter.taps)
             logits = drafter.train_logits(batch)
-            span = slice(0, logits.shape[1])
-            comparison = Comparison(logits, teacher.at(batch, teacher.norms(batch), span, logits.shape[2]))
-            mask = batch.supervised(logits.shape[2])
-            count_positions(sums, comparison, -comparison.log_alpha, mask)
-            chains += conditional_counts(comparison.agreement, mask)
+            norms, mask = teacher.norms(batch), batch.supervised(logits.shape[2])
+            for part in chunks(logits):
+                comparison = Comparison(logits[part], teacher.at(batch, norms, part, logits.shape[2]))
+                count_positions(sums, comparison, -comparison.log_alpha, mask[part])
+                chains += conditional_counts(comparison.agreement, mask[part])
         return sums, (chains[1] / chains[0].clamp(min=1)).tolist()
 
 

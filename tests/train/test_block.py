@@ -32,6 +32,7 @@ from train.step import Distillation, TrainView
 from train.teacher import TargetTeacher, shifted
 
 V = 16
+ALL = (slice(0, None), slice(0, 12))  # rows and anchors
 
 
 def table(successors: Callable[[int], int]) -> Tensor:
@@ -100,7 +101,7 @@ def alphas(drafter: BlockDrafter, target: Target, batch: Batch) -> list[float]:
     teacher = TargetTeacher(target, None)
     with torch.no_grad():
         logits = drafter.train_logits(batch)
-    c = Comparison(logits, teacher.at(batch, teacher.norms(batch), slice(0, logits.shape[1]), logits.shape[2]))
+    c = Comparison(logits, teacher.at(batch, teacher.norms(batch), ALL, 4))
     mask = batch.supervised(logits.shape[2])
     return [float(c.log_alpha.exp()[:, :, k][mask[:, :, k]].mean()) for k in range(logits.shape[2])]
 
@@ -184,8 +185,8 @@ def test_the_teacher_of_chosen_anchors_is_that_of_all(accelerator: Accelerator) 
     ids = torch.tensor([0, 3, 4, 9, 15])
     teacher = TargetTeacher(target, ids)
     norms, chosen = teacher.norms(batch), torch.tensor([[0, 4, 11], [2, 5, 12], [7, 12, 12]])
-    every = teacher.at(batch, norms, slice(0, 12), 4)
-    some = teacher.at(replace(batch, anchors=chosen), norms, slice(1, 3), 4)
+    every = teacher.at(batch, norms, ALL, 4)
+    some = teacher.at(replace(batch, anchors=chosen), norms, (slice(0, 3), slice(1, 3)), 4)
     mask = replace(batch, anchors=chosen).supervised(4)[:, 1:]
     assert some.log_p.shape == (3, 2, 4, 5) and int(mask.sum()) == 4 + 1 + 4
     for b, i, k in mask.nonzero().tolist():
@@ -218,7 +219,7 @@ def test_a_step_on_sampled_anchors_is_the_sum_over_their_positions(
     metrics = d.step(0, [replace(batch, hidden=None, taps=())])
 
     every, teacher = reference.drafter.train_output(batch), reference.teacher
-    c = Comparison(every.logits, teacher.at(batch, teacher.norms(batch), slice(0, 12), 4))
+    c = Comparison(every.logits, teacher.at(batch, teacher.norms(batch), ALL, 4))
     assert every.confidence is not None
     whole = objective(c, d.objective) + weight * confidence_loss(every.confidence, c)
     rows = []
@@ -242,7 +243,7 @@ def test_the_confidence_loss_pulls_towards_the_acceptance_and_leaves_the_drafts_
     d = distillation(target, accelerator, config(), confidence_weight=1.0)
     batch = with_hidden(target, texts(p, 5, 1), d.drafter.taps)
     out, teacher = d.drafter.train_output(batch), d.teacher
-    c = Comparison(out.logits, teacher.at(batch, teacher.norms(batch), slice(0, 12), 4))
+    c = Comparison(out.logits, teacher.at(batch, teacher.norms(batch), ALL, 4))
     alpha, mask = c.log_alpha.exp(), batch.supervised(4)
     distance = 0.5 * (c.log_p.exp() - c.log_q.exp()).abs().sum(-1)
     torch.testing.assert_close(alpha[mask], 1 - distance[mask], rtol=0, atol=1e-5)
