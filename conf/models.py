@@ -130,6 +130,7 @@ class BlockConfig(DrafterConfig):
     mask_token: int | None = None  # id that stands in masked places; default: the target's first id that ends a text
     markov_rank: int = 64  # 0: no Markov head
     confidence_head: bool = True
+    temperatures: list[float] = field(default_factory=list)  # of that head's logits by position: found after training
     min_confidence: float = 0.0  # a draft ends where its chance to survive so far falls below; 0: whole blocks
     num_anchors: int = 64  # blocks trained on in each sequence of a step, drawn anew every time; 0: all
 
@@ -149,4 +150,7 @@ class BlockConfig(DrafterConfig):
         least = "0 to below 1" if self.confidence_head else "0, without drafter.confidence_head"
         confident = self.min_confidence == 0 or 0 < self.min_confidence < below
         require(confident, "drafter.min_confidence", self.min_confidence, least)
+        sizes = (0, self.block_size)
+        fitting = len(self.temperatures) in sizes and all(t > 0 for t in self.temperatures)
+        require(fitting, "drafter.temperatures", self.temperatures, "[], or one above 0 for each of drafter.block_size")
         require(self.num_anchors >= 0, "drafter.num_anchors", self.num_anchors, "0 (all) or more")

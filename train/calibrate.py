@@ -4,11 +4,13 @@ Half of the held-out prompts fit the temperatures, the other half are reported o
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from conf.schema import BlockConfig, DrafterConfig
 from inference.batch import Batch
 from inference.calibration import auc, expected_calibration_error, fit_temperature
 from inference.drafters.base import Drafter
@@ -24,19 +26,20 @@ from .validate import alone
 Pairs = tuple[Tensor, Tensor]  # a head's logits [n] and the analytic acceptances [n] at one position
 
 
-def calibrate(drafter: Drafter, target: Target, batches: Iterable[Batch]) -> dict[str, Any] | None:
-    """Set the drafter's confidence temperatures from every other row of `batches`; figures of the other rows, means
-    over their positions. None, and nothing is changed, without a confidence head or with fewer than two rows."""
+def calibrated(
+    cfg: DrafterConfig, drafter: Drafter, target: Target, batches: Iterable[Batch]
+) -> tuple[DrafterConfig, dict[str, Any] | None]:
+    """(cfg with the temperatures that fit every other row of `batches`, figures of the other rows); cfg as it is and
+    None without a confidence head or with fewer than two rows."""
     trained = alone(drafter)
-    if not isinstance(trained, BlockDrafter) or trained.confidence_head is None:
-        return None
+    if not isinstance(cfg, BlockConfig) or not isinstance(trained, BlockDrafter) or trained.confidence_head is None:
+        return cfg, None
     rows = [row for batch in batches for row in confidences(trained, target, batch)]
     if len(rows) < 2:
-        return None
+        return cfg, None
     fit, held_out = ([_joined(position) for position in zip(*half, strict=True)] for half in (rows[::2], rows[1::2]))
     temperatures = [fit_temperature(z, a) for z, a in fit]
-    trained.confidence_temperature.copy_(torch.tensor(temperatures))
-    return report(held_out, temperatures)
+    return replace(cfg, temperatures=temperatures), report(held_out, temperatures)
 
 
 @torch.no_grad()

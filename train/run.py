@@ -23,7 +23,7 @@ from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
-from .calibrate import calibrate, described
+from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .lookup import tuned
 from .loop import Trainer, make_accelerator
@@ -93,7 +93,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
     target = trainer.distillation.target
     cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
-    confidence = calibrate(trainer.drafter, target, held_out_batches(answers))
+    cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
         "config_digest": digest_of(state.identity),
         "steps": state.step,

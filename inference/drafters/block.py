@@ -42,7 +42,7 @@ class BlockDrafter(Drafter):
     """Drafts block_size tokens in one pass of the network."""
 
     kind = "block"
-    confidence_temperature: Tensor  # [K], of the confidence head's logits
+    temperatures: Tensor  # [K], of the confidence head's logits
 
     def __init__(self, target: Target, cfg: BlockConfig, draft_ids: Tensor | None) -> None:
         """Raises ConfigError: taps, a mask token or positions that the target does not have."""
@@ -57,7 +57,8 @@ class BlockDrafter(Drafter):
         size, rank = target.vocab_size if draft_ids is None else len(draft_ids), cfg.markov_rank
         self.markov_head = MarkovHead(target.vocab_size, size, rank) if rank else None
         self.confidence_head = ConfidenceHead(target.hidden_size + rank) if cfg.confidence_head else None
-        self.register_buffer("confidence_temperature", torch.ones(cfg.block_size))
+        calibrated = torch.tensor(cfg.temperatures or [1.0] * cfg.block_size)
+        self.register_buffer("temperatures", calibrated, persistent=False)
         self._match_scales()
 
     def start(self, batch: int) -> BlockState:
@@ -76,7 +77,7 @@ class BlockDrafter(Drafter):
     @torch.no_grad()
     def observe(self, state: BlockState, rows: Sequence[int], features: Features) -> None:
         """Append the keys and values of new positions. Raises ValueError when positions were left out."""
-        whole = len(rows) == state.cache.batch
+        whole = list(rows) == list(range(state.cache.batch))
         cache = state.cache if whole else SlotCache(len(self.network.layers), len(rows))
         cache.rollback(features.starts)
         positions = cache.begin(features.tokens.shape[1], features.tokens.device)
@@ -131,10 +132,8 @@ class BlockDrafter(Drafter):
         return TrainOutput(logits, self._confidence(hidden, markov))
 
     def parameters_to_save(self) -> dict[str, Tensor]:
-        """Under the names that engines load, and the temperatures of the confidence head."""
-        trained = {name.removeprefix(NETWORK): t for name, t in super().parameters_to_save().items()}
-        calibrated = {} if self.confidence_head is None else {"confidence_temperature": self.confidence_temperature}
-        return {**trained, **calibrated}
+        """Under the names that engines load."""
+        return {name.removeprefix(NETWORK): tensor for name, tensor in super().parameters_to_save().items()}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -179,7 +178,7 @@ class BlockDrafter(Drafter):
         """Calibrated probability [B] that the draft token of `step` is accepted, the earlier ones being accepted."""
         logits = self._confidence(hidden, markov)
         assert logits is not None, "min_confidence needs the confidence head"
-        return (logits / self.confidence_temperature[step]).sigmoid()
+        return (logits / self.temperatures[step]).sigmoid()
 
     def _confident(self, draft: Draft, chances: Tensor) -> Draft:
         """End each row's draft where the product of its chances [B, k] falls below min_confidence."""

@@ -26,6 +26,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {"share_steps": False, "inner_size": 24}),
     "hydra trimmed lookup": ("hydra", {"draft_vocab_size": len(IDS), "lookup": True}),
+    "block": ("block", {"num_layers": 2}),
+    "block trimmed lookup": ("block", {"draft_vocab_size": len(IDS), "lookup": True, "temperatures": [1.0, 2.0] * 2}),
     "lm": ("lm", {"layers": [-1]}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }

@@ -102,7 +102,7 @@ def test_a_draft_ends_where_it_is_not_expected_to_survive() -> None:
         drafter.confidence_head.proj.weight.zero_()
         drafter.confidence_head.proj.bias.fill_(0.0)  # one half, whatever it sees
     for temperature, bias, expected in ((1.0, 0.0, 1), (1.0, 3.0, 4), (1.0, -3.0, 0), (30.0, -3.0, 1)):
-        drafter.confidence_temperature.fill_(temperature)
+        drafter.temperatures.fill_(temperature)
         drafter.confidence_head.proj.bias.data.fill_(bias)
         result = next(Decoder(target, drafter, num_spec_tokens=4).run([Request(PROMPTS[0], max_new_tokens=8)]))
         assert len(result.rounds[0].drafted) == expected, (temperature, bias)
@@ -248,11 +248,10 @@ def make_right(target: Target, drafter: BlockDrafter) -> None:
 def test_a_folder_holds_portable_names_and_the_calibration(tmp_path: Path) -> None:
     target = make_target()
     drafter = drafter_of(target, num_layers=2)
-    drafter.confidence_temperature.copy_(torch.tensor([1.0, 1.5, 2.0, 2.5]))
-    save_drafter(tmp_path / "drafter", drafter, make_config("block", num_layers=2), target)
+    cfg = make_config("block", num_layers=2, temperatures=[1.0, 1.5, 2.0, 2.5])
+    save_drafter(tmp_path / "drafter", drafter, cfg, target)
     loaded, _, _ = load_drafter(tmp_path / "drafter", target)
-    assert isinstance(loaded, BlockDrafter)
-    assert torch.equal(loaded.confidence_temperature, drafter.confidence_temperature)
+    assert isinstance(loaded, BlockDrafter) and loaded.temperatures.tolist() == [1.0, 1.5, 2.0, 2.5]
     batch = batch_of(target, drafter)
     assert torch.equal(loaded.train_logits(batch), drafter.train_logits(batch))
     names = {name.replace("layers.1", "layers.0") for name in drafter.parameters_to_save()}
@@ -260,7 +259,7 @@ def test_a_folder_holds_portable_names_and_the_calibration(tmp_path: Path) -> No
     rest = {f"layers.0.mlp.{n}_proj.weight" for n in ("gate", "up", "down")}
     rest |= {f"layers.0.{n}_layernorm.weight" for n in ("input", "post_attention")}
     heads = {"markov_head.markov_w1.weight", "markov_head.markov_w2.weight"}
-    heads |= {"confidence_head.proj.weight", "confidence_head.proj.bias", "confidence_temperature"}
+    heads |= {"confidence_head.proj.weight", "confidence_head.proj.bias"}
     assert names == attention | rest | heads | {"fc.weight", "hidden_norm.weight", "norm.weight"}
 
 
@@ -304,6 +303,8 @@ def test_what_the_target_does_not_have_is_refused(changes: dict[str, Any], messa
         ({"taps": [-1]}, r"drafter.taps"),
         ({"min_confidence": 1.0}, "drafter.min_confidence = 1.0 is not allowed; allowed: 0 to below 1"),
         ({"min_confidence": 0.1, "confidence_head": False}, "allowed: 0, without drafter.confidence_head"),
+        ({"temperatures": [1.0]}, r"drafter.temperatures = \[1.0\] is not allowed; allowed: \[\], or one above 0"),
+        ({"temperatures": [1.0, 1.0, 0.0, 1.0]}, "drafter.temperatures"),
         ({"markov_rank": -1}, "drafter.markov_rank = -1"),
         ({"num_anchors": -1}, "drafter.num_anchors = -1"),
         ({"num_layers": 0}, "drafter.num_layers = 0"),

@@ -25,7 +25,7 @@ from inference.parity import check_parity, with_hidden
 from inference.sampling import Sampling
 from inference.target import Target
 from tiny import tiny_model
-from train.calibrate import calibrate, confidences
+from train.calibrate import calibrated, confidences
 from train.objectives import Comparison, confidence_loss, objective
 from train.optim import build_optimizer
 from train.step import Distillation, TrainView
@@ -139,11 +139,11 @@ def test_the_confidence_head_ranks_and_is_calibrated_on_texts_it_was_not_calibra
         drafter.confidence_head.proj.weight *= 3
         drafter.confidence_head.proj.bias *= 3
     batches = [texts(p, 30, seed) for seed in (1, 2)]
-    figures = calibrate(drafter, target, batches)
+    cfg, figures = calibrated(config(markov_rank=0), drafter, target, batches)
     assert figures is not None and figures["positions"] == [360, 330, 300, 270]
     assert figures["ece"] <= 0.05 < figures["ece_uncalibrated"] and figures["auc"] >= 0.65
     assert all(2 < t < 4.5 for t in figures["temperatures"])
-    assert drafter.confidence_temperature.tolist() == pytest.approx(figures["temperatures"], rel=1e-5)
+    assert isinstance(cfg, BlockConfig) and cfg.temperatures == figures["temperatures"]
 
 
 def test_calibration_reports_on_the_rows_it_did_not_fit(accelerator: Accelerator) -> None:
@@ -156,7 +156,7 @@ def test_calibration_reports_on_the_rows_it_did_not_fit(accelerator: Accelerator
     batch = texts(p, 6, 1)
     rows = confidences(drafter, target, batch)
     assert len(rows) == 6 and [len(z) for z, _ in rows[0]] == [12, 11, 10, 9]
-    figures = calibrate(drafter, target, [batch])
+    _, figures = calibrated(config(), drafter, target, [batch])
     odd = [torch.cat([row[0][i] for row in rows[1::2]]) for i in (0, 1)]
     t = figures["temperatures"][0] if figures else 0.0
     assert figures is not None and figures["positions"] == [36, 33, 30, 27]
@@ -169,10 +169,8 @@ def test_calibration_reports_on_the_rows_it_did_not_fit(accelerator: Accelerator
 def test_there_is_nothing_to_calibrate_without_a_head_or_a_second_prompt() -> None:
     p = table(lambda u: 2)
     target = table_target(p)
-    assert calibrate(build(config(confidence_head=False), target), target, [texts(p, 4, 1)]) is None
-    alone = build(config(), target)
-    assert calibrate(alone, target, [texts(p, 1, 1)]) is None
-    assert isinstance(alone, BlockDrafter) and alone.confidence_temperature.tolist() == [1.0] * 4
+    for cfg, rows in ((config(confidence_head=False), 4), (config(), 1)):
+        assert calibrated(cfg, build(cfg, target), target, [texts(p, rows, 1)]) == (cfg, None)
 
 
 # Anchors
