@@ -11,7 +11,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from . import schema
 from .errors import ConfigError
 
-DRAFTERS = (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.LmConfig)
+DRAFTERS = (
+    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.BlockConfig, schema.LmConfig,
+)  # fmt: skip
 
 # What OmegaConf says about a value of the wrong type -> what is allowed.
 ALLOWED = (

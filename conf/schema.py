@@ -5,7 +5,16 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from .errors import require
-from .models import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
+from .models import (
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+    HydraConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+    TargetConfig,
+)
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
@@ -19,6 +28,7 @@ from .training import (
 
 __all__ = [
     "BenchConfig",
+    "BlockConfig",
     "CheckpointConfig",
     "DataConfig",
     "DataMode",
@@ -77,7 +87,10 @@ class RunConfig:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
         require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
         if self.objective.eta is None:
-            self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig) else 3.0
+            self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
+        if self.objective.position_weights is None:
+            block = isinstance(self.drafter, BlockConfig)
+            self.objective.position_weights = PositionWeights.exp if block else PositionWeights.decay
 
 
 @dataclass

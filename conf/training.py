@@ -42,16 +42,18 @@ class ObjectiveConfig:
 
     kind: ObjectiveKind = ObjectiveKind.lk
     temperature: float = 1.0  # of the target's distribution
-    eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel heads (Medusa)
+    eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel ones (Medusa, block)
     jsd_beta: float = 0.5
     ce_hard: bool = False  # ce: label = the response token instead of argmax p
-    position_weights: PositionWeights = PositionWeights.decay
+    position_weights: PositionWeights | None = None  # default: exp for block drafters, decay for the others
     normalise: Normalise = Normalise.sequence
+    confidence_weight: float = 1.0  # of the loss of a confidence head, where the drafter has one
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "objective.temperature", self.temperature, "> 0")
         require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
         require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
+        require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
 
 
 @dataclass

@@ -240,6 +240,8 @@ def taps(config: dict[str, Any]) -> str:
             return ", ".join(["last hidden state, after the final norm", *indices])
         case "eagle3":
             return indices[0] if indices else "hidden_states [2, N//2, N-3] of N layers"
+        case "block":
+            return indices[0] if indices else "five hidden_states, evenly spaced"
     return "none"
 
 

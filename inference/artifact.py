@@ -7,8 +7,9 @@ drafter.json holds the drafter's configuration (`drafter`), the target's identit
 training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
 settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
 sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
-chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `config_digest` (of
-all that the weights depend on). What a folder does not say is missing.
+chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `confidence` (how
+far a confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not
+say is missing.
 """
 
 import dataclasses
@@ -26,7 +27,7 @@ from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
 from conf.errors import UserError, require
-from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from .drafters import Drafter, build, needs_vocab
 from .stock import read_config
@@ -36,7 +37,8 @@ WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.j
 VOCAB_KEY = "draft_ids"  # target ids of the draft ids
 D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
-    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "lm": LmConfig,
+    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
+    "lm": LmConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 

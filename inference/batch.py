@@ -17,6 +17,8 @@ class Batch:
     starts[b] - 1 + r, that is, what predicted response[b,r]. None until the target has read the rows.
     taps [B,T,H] each: the target's hidden_states that the drafter taps, at ALL positions (a drafter with keys and
     values of its own reads the prompt too; response positions: `response_positions`). () for drafters without taps.
+    anchors [B,A]: the response indices that are drafted from; None: all of 0..R-2. R-1 is padding: it drafts nothing.
+    Whatever has an axis of anchors (the drafter's logits, `supervised`, the teacher) follows it.
     """
 
     tokens: Tensor
@@ -27,6 +29,7 @@ class Batch:
     hidden: Tensor | None = None
     taps: tuple[Tensor, ...] = ()
     keys: list[str] = field(default_factory=list)
+    anchors: Tensor | None = None
 
     def to(self, device: torch.device) -> "Batch":
         """The same batch on `device`."""
@@ -39,13 +42,20 @@ class Batch:
             None if self.hidden is None else self.hidden.to(device),
             tuple(t.to(device) for t in self.taps),
             self.keys,
+            None if self.anchors is None else self.anchors.to(device),
         )
 
+    def anchor_indices(self) -> Tensor:
+        """[B, A]: `anchors`, or all of them."""
+        if self.anchors is not None:
+            return self.anchors
+        rows, width = self.response.shape
+        return torch.arange(width - 1, device=self.response.device).expand(rows, -1)
+
     def supervised(self, steps: int) -> Tensor:
-        """[B, R-1, steps] bool: entry (b, a, k) drafts response token a + 1 + k and has a teacher."""
-        anchors = torch.arange(self.response.shape[1] - 1, device=self.response.device)
-        drafted = anchors[:, None] + 1 + torch.arange(steps, device=self.response.device)  # [A, K]
-        return drafted[None] < self.response_lengths[:, None, None]
+        """[B, A, steps] bool: entry (b, i, k) drafts response token a + 1 + k, a the i-th anchor, and has a teacher."""
+        drafted = self.anchor_indices()[..., None] + 1 + torch.arange(steps, device=self.response.device)
+        return drafted < self.response_lengths[:, None, None]
 
 
 def similar_lengths(lengths: Sequence[int], most: int = 4096) -> list[list[int]]:

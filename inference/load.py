@@ -12,9 +12,9 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 from conf.digest import digest_of
 from conf.errors import UserError, require
 from conf.paths import cache_folder
-from conf.schema import Eagle3Config, HydraConfig, LmConfig, RunConfig, TargetConfig
+from conf.schema import BlockConfig, Eagle3Config, HydraConfig, LmConfig, RunConfig, TargetConfig
 
-from .drafters import check_tokenizer, needs_vocab
+from .drafters import check_block, check_tokenizer, needs_vocab
 from .drafters.eagle3_model import taps_of
 from .drafters.hydra_prefix import prefix_taps
 from .embedded import checked_weights, embedded_target
@@ -83,7 +83,7 @@ def precheck(cfg: RunConfig) -> None:
     """Refuse what the target's configuration already shows to be impossible, before any weights load.
 
     Raises UserError: a target that can't be run or a device that isn't there; ConfigError: a trimmed vocabulary
-    larger than the target's, layers it doesn't have.
+    larger than the target's, layers it doesn't have, a block longer than the positions left.
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
@@ -98,6 +98,8 @@ def precheck(cfg: RunConfig) -> None:
         taps_of(cfg.drafter.taps, layers, name)
     if isinstance(cfg.drafter, HydraConfig):
         prefix_taps(cfg.drafter, layers, name)
+    if isinstance(cfg.drafter, BlockConfig):
+        check_block(cfg.drafter, config, name, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         _precheck_separate(cfg, cfg.drafter.model, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:

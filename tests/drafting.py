@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 from inference.drafters import Drafter, build
 from inference.target import Target
 from tiny import tiny_model
@@ -28,6 +28,8 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
             return LmConfig(**{"layers": [0, 1]} | common)
         case "eagle3":  # taps that a two-layer target has
             return Eagle3Config(**{"draft_vocab_size": 0, "taps": [0, 1, 2], "unroll": 3} | common)
+        case "block":
+            return BlockConfig(**{"draft_vocab_size": 0, "markov_rank": 8} | common)
         case "medusa":
             return MedusaConfig(**{"draft_vocab_size": 0} | common)
         case _:
@@ -38,7 +40,9 @@ def make_drafter(
     kind: str, target: Target, *, noise: float = 0.05, ids: torch.Tensor | None = None, **changes: Any
 ) -> Drafter:
     """A drafter whose weights were shaken by `noise`: sometimes right and sometimes wrong."""
-    drafter = build(make_config(kind, **changes), target, ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        drafter = build(make_config(kind, **changes), target, ids)
     shake(drafter, noise)
     return drafter.eval()
 

@@ -152,6 +152,13 @@ def objective(c: Comparison, cfg: ObjectiveConfig) -> Tensor:
     return OBJECTIVES[cfg.kind](c, cfg)
 
 
+def confidence_loss(logits: Tensor, c: Comparison) -> Tensor:
+    """Cross-entropy of sigmoid(logits [..., K]) against the analytic acceptance alpha = 1 - 1/2 sum |p - q|, which
+    gets no gradient from it: [..., K]."""
+    target = c.log_alpha.detach().exp().clamp(max=1.0)
+    return torch.nn.functional.binary_cross_entropy_with_logits(logits.to(target.dtype), target, reduction="none")
+
+
 def labels(argmax: Tensor, tokens: Tensor, cfg: ObjectiveConfig) -> Tensor:
     """ce's label [..., K]: the token that stands there (ce_hard) or the target's argmax."""
     return tokens if cfg.ce_hard else argmax

@@ -22,11 +22,12 @@ from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_memory, device_of, load_target, precheck
 from inference.target import Target
 
+from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
-from .validate import Validator, choose_requests, plain_answers
+from .validate import Validator, choose_requests, held_out_batches, plain_answers
 from .vocab import choose_vocab, coverage_line
 
 LABELS = ("id", "revision")  # of a target: names for people, the digests decide
@@ -84,8 +85,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
 
 
 def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`, its lookup tuned on plain answers; the figures of
-    timing/train.json."""
+    """Put the best checkpoint's weights into `drafter/`, its lookup and confidence tuned on plain answers; the
+    figures of timing/train.json."""
     state = trainer.state
     best = trainer.checkpoints.best(state.validations)
     assert best is not None, "the last step is always validated"
@@ -93,6 +94,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
     target = trainer.distillation.target
     cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
+    cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
         "config_digest": digest_of(state.identity),
         "steps": state.step,
@@ -101,7 +103,10 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
         "untrained_tau": untrained,
         "best": best,
         "lookup": lookup,
+        "confidence": confidence,
     }
+    if confidence is not None:
+        print(described(confidence), flush=True)
     training = {**figures, **provenance(trainer)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:

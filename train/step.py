@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from conf.errors import UserError
 from conf.schema import ObjectiveConfig, OptimConfig
 from inference.batch import Batch
-from inference.drafters.base import Drafter
+from inference.drafters.base import Drafter, TrainOutput
 from inference.parity import with_hidden
 from inference.target import Target
 
-from .objectives import Comparison, Teacher, defined, objective
+from .objectives import Comparison, Teacher, confidence_loss, defined, objective
 from .optim import learning_rate, set_learning_rate
 from .teacher import Norms, TargetTeacher, shifted
 from .weights import Part, Supervision, supervise, weighted_sum
@@ -40,9 +40,9 @@ class TrainView(nn.Module):
         super().__init__()
         self.drafter = drafter
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Logits [B, A, K, D]."""
-        return self.drafter.train_logits(batch)
+    def forward(self, batch: Batch) -> TrainOutput:
+        """Logits [B, A, K, D] and, where there is a confidence head, its logits [B, A, K]."""
+        return self.drafter.train_output(batch)
 
 
 @dataclass
@@ -109,28 +109,43 @@ class Distillation:
     def _accumulate(self, batch: Batch, sums: Sums) -> None:
         """Draft, compare and backward one micro-batch; adds to gradients and `sums`."""
         stored = batch.hidden is not None
-        batch = with_hidden(self.target, batch, self.drafter.taps)
+        batch = self.drafter.choose_anchors(with_hidden(self.target, batch, self.drafter.taps))
         norms = self.teacher.norms(batch, remember=stored)
-        logits = self.view(batch)  # [B, A, K, D]
-        gradient = torch.empty_like(logits)
+        outputs = [t for t in self.view(batch) if t is not None]  # [B, A, K, D] and perhaps [B, A, K]
+        gradients = [torch.empty_like(t) for t in outputs]
         supervision = self._supervision(batch, norms)
-        for part in chunks(logits):
-            chunk = logits[part].detach().requires_grad_()  # [b, a, K, D]
-            teacher = self.teacher.at(batch, norms, part, logits.shape[2])
-            comparison = Comparison(chunk, teacher)
-            loss = objective(comparison, self.objective)  # [b, a, K]
-            total = weighted_sum(loss, comparison, supervision, part, self.objective)
-            if not torch.isfinite(total):
-                raise self._not_finite(batch, teacher, chunk, loss)
-            gradient[part] = torch.autograd.grad(total, chunk)[0]
-            count_positions(sums, comparison, loss.detach(), supervision.mask[part])
-            sums.reduced[0] += total.detach()
+        for part in chunks(outputs[0]):
+            pieces = [t[part].detach().requires_grad_() for t in outputs]
+            total = self._compare(batch, norms, part, pieces, supervision, sums)
+            for gradient, piece in zip(gradients, torch.autograd.grad(total, pieces), strict=True):
+                gradient[part] = piece
         sums.reduced[1] += supervision.count
-        logits.backward(gradient)
+        torch.autograd.backward(outputs, gradients)
+
+    def _compare(
+        self, batch: Batch, norms: Norms, part: Part, pieces: Sequence[Tensor], supervision: Supervision, sums: Sums
+    ) -> Tensor:
+        """The weighted loss of a chunk, its outputs being `pieces`; adds to `sums`."""
+        teacher = self.teacher.at(batch, norms, part, pieces[0].shape[2])
+        comparison = Comparison(pieces[0], teacher)
+        loss = objective(comparison, self.objective)  # [b, a, K]
+        whole = self._with_confidence(loss, comparison, pieces[1:])
+        total = weighted_sum(whole, comparison, supervision, part, self.objective)
+        if not torch.isfinite(total):
+            raise self._not_finite(batch, teacher, pieces, loss)
+        count_positions(sums, comparison, loss.detach(), supervision.mask[part])
+        sums.reduced[0] += total.detach()
+        return total
+
+    def _with_confidence(self, loss: Tensor, comparison: Comparison, confidence: Sequence[Tensor]) -> Tensor:
+        """loss [B, a, K] and, where there is a confidence head, its own."""
+        for logits in confidence:
+            loss = loss + self.objective.confidence_weight * confidence_loss(logits, comparison)
+        return loss
 
     def _supervision(self, batch: Batch, norms: Norms) -> Supervision:
         steps = self.drafter.num_steps
-        argmax, tokens = shifted(norms.argmax, steps), shifted(norms.tokens, steps)
+        argmax, tokens = (shifted(values, steps, batch.anchors) for values in (norms.argmax, norms.tokens))
         mask = batch.supervised(steps) & defined(argmax, tokens, self.objective)
         return supervise(mask, self.objective.normalise)
 
@@ -147,12 +162,13 @@ class Distillation:
             raise NotFinite(_refusal(bad or "the gradient's norm"))
         return float(norm)
 
-    def _not_finite(self, batch: Batch, teacher: Teacher, logits: Tensor, loss: Tensor) -> NotFinite:
+    def _not_finite(self, batch: Batch, teacher: Teacher, outputs: Sequence[Tensor], loss: Tensor) -> NotFinite:
         tensors = {
             **{f"parameter {n}": p for n, p in self.drafter.named_parameters()},
             "target hidden states": batch.hidden,
             "target log-probabilities": teacher.log_p,
-            "draft logits": logits,
+            "draft logits": outputs[0],
+            "confidence logits": outputs[-1],
             f"{self.objective.kind.value} loss": loss,
         }
         return NotFinite(_refusal(first_not_finite(tensors) or "the summed loss"))

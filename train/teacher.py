@@ -61,23 +61,34 @@ class TargetTeacher:
 
     @torch.no_grad()
     def at(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Teacher:
-        """Teacher of shape [b, a, K] for a slice of rows and one of anchors: entry (b, a, k) stands at response index
-        a + 1 + k.
+        """Teacher of shape [b, a, K] for a slice of rows and one of anchors: entry (b, i, k) stands at response index
+        a + 1 + k, a the i-th of the batch's anchors.
 
-        The head runs once for each response index; the K shifts are views. Entries beyond a row's response are
-        meaningless: mask them (Batch.supervised).
+        Entries beyond a row's response are meaningless: mask them (Batch.supervised).
         """
+        log_p = self._of_span if batch.anchors is None else self._of_chosen
+        return Teacher(
+            log_p(batch, norms, part, steps),
+            shifted(norms.argmax, steps, batch.anchors)[part],
+            shifted(norms.tokens, steps, batch.anchors)[part],
+        )
+
+    def _of_span(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Tensor:
+        """log p [b, a, K, D] of adjacent anchors. The head runs once for each index; the K shifts are views."""
         assert batch.hidden is not None, "fill batch.hidden first"
         rows, anchors = part
         span = slice(anchors.start + 1, anchors.stop + steps)
-        logits = self._head(batch.hidden[rows, span])  # [b, n, D]
-        log_p = logits - norms.log_norm[rows, span, None]
+        log_p = self._head(batch.hidden[rows, span]) - norms.log_norm[rows, span, None]  # [b, n, D]
         missing = span.stop - span.start - log_p.shape[1]
-        return Teacher(
-            F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2),
-            shifted(norms.argmax, steps)[part],
-            shifted(norms.tokens, steps)[part],
-        )
+        return F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2)
+
+    def _of_chosen(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Tensor:
+        """log p [b, a, K, D] of anchors anywhere."""
+        assert batch.hidden is not None, "fill batch.hidden first"
+        at = batch.anchor_indices()[part][..., None] + 1 + torch.arange(steps, device=batch.hidden.device)
+        at = at.clamp(max=batch.response.shape[1] - 1)  # [b, a, K]
+        row = torch.arange(len(batch.response), device=at.device)[part[0], None, None]
+        return self._head(batch.hidden[row, at]) - norms.log_norm[row, at][..., None]
 
     def _norms_of(self, hidden: Tensor) -> Tensor:
         """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""
@@ -98,9 +109,11 @@ class TargetTeacher:
         return _exact(self.target.post_head(F.linear(hidden, weight, bias))) / self.temperature
 
 
-def shifted(values: Tensor, steps: int) -> Tensor:
-    """[B, R] -> [B, R-1, K]: entry (b, a, k) = values[b, a + 1 + k], OUTSIDE beyond the end."""
-    return F.pad(values, (0, steps - 1), value=OUTSIDE).unfold(1, steps, 1)[:, 1:]
+def shifted(values: Tensor, steps: int, anchors: Tensor | None = None) -> Tensor:
+    """[B, R] -> [B, A, K]: entry (b, i, k) = values[b, a + 1 + k], a = anchors[b, i] (None: 0..R-2, in order);
+    OUTSIDE beyond the end."""
+    every = F.pad(values, (0, steps), value=OUTSIDE).unfold(1, steps, 1)[:, 1:]  # [B, R, K]
+    return every[:, :-1] if anchors is None else every.gather(1, anchors[..., None].expand(-1, -1, steps))
 
 
 def _places(ids: Tensor | None, vocab_size: int, device: torch.device) -> Tensor:

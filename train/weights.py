@@ -35,13 +35,13 @@ def supervise(mask: Tensor, normalise: Normalise) -> Supervision:
     return Supervision(mask, 1.0 / positions.clamp(min=1).float(), (positions > 0).sum())
 
 
-def position_weights(kind: PositionWeights, c: Comparison, mask: Tensor) -> Tensor:
+def position_weights(kind: PositionWeights | None, c: Comparison, mask: Tensor) -> Tensor:
     """w_k, broadcastable to mask [..., K]; no gradient flows through it."""
     k = torch.arange(mask.shape[-1], device=mask.device, dtype=c.logits.dtype)
     match kind:
         case PositionWeights.uniform:
             return torch.ones_like(k)
-        case PositionWeights.decay:
+        case PositionWeights.decay | None:
             return 0.8**k
         case PositionWeights.exp:
             return torch.exp(-k / 4)

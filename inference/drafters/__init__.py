@@ -7,13 +7,14 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
 from .base import Context, Draft, Drafter, Features
+from .block import BlockDrafter, check_block
 from .eagle3 import Eagle3Drafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
@@ -21,7 +22,7 @@ from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_block", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -56,10 +57,12 @@ def _trained_kind(
             return HydraDrafter(target, cfg, vocab_ids)
         case Eagle3Config():
             return Eagle3Drafter(target, cfg, vocab_ids)
+        case BlockConfig():
+            return BlockDrafter(target, cfg, vocab_ids)
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids, saved)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, eagle3, lm")
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, eagle3, block, lm")
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:

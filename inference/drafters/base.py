@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -57,6 +57,14 @@ class Features:
     counts: Sequence[int]
 
 
+class TrainOutput(NamedTuple):
+    """logits [B,A,K,D] of a training forward, and of a confidence head [B,A,K], where the drafter has one: how
+    probable it thinks that the token is accepted, all earlier ones being accepted."""
+
+    logits: Tensor
+    confidence: Tensor | None = None
+
+
 class Drafter(nn.Module, ABC):
     """A strategy with verbs in the loop (`start`, `observe`, `draft`) and one in training (`train_logits`)."""
 
@@ -95,9 +103,17 @@ class Drafter(nn.Module, ABC):
     def train_logits(self, batch: Batch) -> Tensor:
         """[B, A, K, D] with A = R - 1: entry (b, a, k) drafts response token a + 1 + k, seeing the target's state
         at response index a and the true response tokens up to index a + k. Its teacher is the target's
-        distribution at response index a + 1 + k.
+        distribution at response index a + 1 + k. A drafter that chooses anchors returns those of batch.anchors.
         """
         raise TypeError(f"a {self.kind} drafter is not trained")
+
+    def train_output(self, batch: Batch) -> TrainOutput:
+        """train_logits and what else is trained on them."""
+        return TrainOutput(self.train_logits(batch))
+
+    def choose_anchors(self, batch: Batch) -> Batch:
+        """The batch with the anchors of one training step, drawn from torch's global generator; default: all."""
+        return batch
 
     @property
     def model_config(self) -> PretrainedConfig | dict[str, Any] | None:

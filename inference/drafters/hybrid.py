@@ -10,7 +10,7 @@ from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
-from .base import Context, Draft, Drafter, Features
+from .base import Context, Draft, Drafter, Features, TrainOutput
 from .ngram import Indexes, padded
 
 
@@ -64,6 +64,14 @@ class HybridDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """The inner drafter's."""
         return self.inner.train_logits(batch)
+
+    def train_output(self, batch: Batch) -> TrainOutput:
+        """The inner drafter's."""
+        return self.inner.train_output(batch)
+
+    def choose_anchors(self, batch: Batch) -> Batch:
+        """The inner drafter's."""
+        return self.inner.choose_anchors(batch)
 
     @property
     def model_config(self) -> PretrainedConfig | dict[str, Any] | None:

@@ -19,6 +19,7 @@ from conf.errors import ConfigError
 ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
+    "block": (schema.BlockConfig, False),
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
     "eagle3": (schema.Eagle3Config, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
@@ -120,7 +121,7 @@ WRONG = {
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
     "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
-    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: eagle3, hybrid, hydra, lm, medusa, ngram",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, hybrid, hydra, lm, medusa, ngram",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",
@@ -230,7 +231,9 @@ def test_mistakes_of_an_experiment_file_are_named_too(monkeypatch: pytest.Monkey
         load("distill", ["experiment=bad"])
 
 
-@pytest.mark.parametrize("drafter, eta", [("hydra", 3.0), ("hybrid", 3.0), ("lm", 3.0), ("medusa", 10.0)])
+@pytest.mark.parametrize(
+    "drafter, eta", [("hydra", 3.0), ("hybrid", 3.0), ("lm", 3.0), ("medusa", 10.0), ("block", 10.0)]
+)
 def test_eta_follows_the_kind_of_drafter_unless_it_is_set(drafter: str, eta: float) -> None:
     assert load("train", [f"drafter={drafter}"]).objective.eta == eta
     assert load("train", [f"drafter={drafter}", "objective.eta=1.5"]).objective.eta == 1.5

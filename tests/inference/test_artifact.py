@@ -32,6 +32,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                        "draft_vocab_size": len(IDS)}),
     "eagle3": ("eagle3", {}),
     "eagle3 trimmed lookup": ("eagle3", {"draft_vocab_size": len(IDS), "lookup": True}),
+    "block": ("block", {"num_layers": 2}),
+    "block trimmed lookup": ("block", {"draft_vocab_size": len(IDS), "lookup": True, "temperatures": [1.0, 2.0] * 2}),
     "lm": ("lm", {"layers": [-1]}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }

@@ -33,6 +33,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
                                   "prefix_attention": True},
     "eagle3": {},
     "eagle3 trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True},
+    "block trimmed": {"draft_vocab_size": len(IDS)},
+    "block lookup": {"lookup": True},
     "lm": {},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True},

@@ -116,7 +116,7 @@ def test_hydra_sees_what_it_drafted_and_medusa_does_not() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "lm"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "block", "lm"])
 def test_a_drafter_may_be_kept_in_another_dtype(kind: str, dtype: torch.dtype) -> None:
     target = make_target(dtype=dtype)
     for name in ("float32", "float64"):

@@ -24,10 +24,21 @@ from transformers import (
 import inference.load as load
 import inference.stock as stock
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import (
+    BlockConfig,
+    DataConfig,
+    DrafterConfig,
+    Eagle3Config,
+    HydraConfig,
+    LmConfig,
+    NgramConfig,
+    RunConfig,
+    TargetConfig,
+)
 from inference.drafters import build
 from inference.fused import FastLinear
-from inference.load import load_target, precheck
+from inference.load import load_config, load_target, precheck
+from inference.traits import context_of
 from tiny import KINDS, tiny_folder
 
 
@@ -180,6 +191,8 @@ PRECHECKS: list[tuple[DrafterConfig, dict[str, Any], str]] = [
     (Eagle3Config(draft_vocab_size=0, taps=[0, 3]), {}, r"taps = \[0, 3\]: give ascending indices from 0 .* to 2;"),
     (HydraConfig(draft_vocab_size=0, taps=[2]), {}, r"drafter.taps = \[2\] is not allowed; .* from 0 to 1: the"),
     (LmConfig(layers=[0, 2]), {}, r"drafter.layers = \[0, 2\] is not allowed; allowed: -2 to 1, the layers of"),
+    (BlockConfig(draft_vocab_size=0, taps=[1, 3]), {}, r"drafter.taps = \[1, 3\] is not .*: 0 to 2, the layers of"),
+    (BlockConfig(draft_vocab_size=0, mask_token=512), {}, "drafter.mask_token = 512 .* allowed: 0 to 511, the ids of"),
     (NgramConfig(), {"device": "cuda:77"}, "target.device = 'cuda:77': .*use auto or cpu"),
     (NgramConfig(), {"device": "toaster"}, "target.device = 'toaster': .*use auto or cpu"),
 ]
@@ -195,9 +208,20 @@ def test_the_impossible_is_refused_before_the_weights(
 
 
 @pytest.mark.usefixtures("no_weights")
+def test_a_block_must_fit_behind_the_longest_text(tiny_text_folder: Path) -> None:
+    target = TargetConfig(str(tiny_text_folder))
+    context = context_of(load_config(str(tiny_text_folder), target)) or 0
+    data = DataConfig(max_prompt_tokens=400, max_new_tokens=context - 405)
+    precheck(RunConfig(target=target, drafter=BlockConfig(draft_vocab_size=0, block_size=5), data=data))
+    with pytest.raises(ConfigError, match=r"drafter.block_size = 6 .* 1 to 5, the positions that"):
+        precheck(RunConfig(target=target, drafter=BlockConfig(draft_vocab_size=0, block_size=6), data=data))
+
+
+@pytest.mark.usefixtures("no_weights")
 def test_the_possible_passes(tiny_text_folder: Path) -> None:
     target = TargetConfig(str(tiny_text_folder))
-    for drafter in (HydraConfig(draft_vocab_size=512), LmConfig(layers=[0, -2]), NgramConfig(draft_vocab_size=9999)):
+    fitting = (HydraConfig(draft_vocab_size=512), BlockConfig(draft_vocab_size=0), LmConfig(layers=[0, -2]))
+    for drafter in (*fitting, NgramConfig(draft_vocab_size=9999)):
         precheck(RunConfig(target=target, drafter=drafter))
     precheck(RunConfig(target=target, drafter=Eagle3Config(draft_vocab_size=0, taps=[0, 2])))
 

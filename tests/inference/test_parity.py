@@ -33,6 +33,8 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
                                        "draft_vocab_size": len(IDS)}),
     "eagle3": ("eagle3", {}),
     "eagle3 trimmed": ("eagle3", {"draft_vocab_size": len(IDS), "inner_size": 24}),
+    "block": ("block", {"num_layers": 2}),
+    "block trimmed": ("block", {"draft_vocab_size": len(IDS), "markov_rank": 0, "block_size": 5}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }
@@ -54,7 +56,7 @@ def test_training_and_decoding_agree(arch: str, kind: str) -> None:
     assert parity.positions > 40 and str(parity).startswith("parity ok: max |difference| ")
 
 
-@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "lm"])
+@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "block", "lm"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: torch.dtype) -> None:
     target = make_target("llama", dtype=dtype)

@@ -13,6 +13,7 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.paths import read_json
 from conf.schema import (
+    BlockConfig,
     CheckpointConfig,
     DataConfig,
     HydraConfig,
@@ -128,6 +129,24 @@ def test_the_drafter_says_how_it_was_trained_wherever_it_is_used(
     assert training["git_revision"] == read_json(run_dir / "provenance.json")["git_revision"]
     assert training["versions"]["torch"] == torch.__version__
     assert not [text for text in json.dumps(training).split('"') if text.startswith("/")]
+
+
+def test_a_block_drafter_leaves_with_its_calibration(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drafter = BlockConfig(draft_vocab_size=VOCAB, markov_rank=8, inner_size=32, num_anchors=8, lookup=True)
+    cfg = config(run_dir, tiny_text_folder, drafter=drafter, optim=OptimConfig(batch_tokens=128, max_steps=6))
+    run(cfg)
+    out = capsys.readouterr().out
+    figures = json.loads((run_dir / "timing" / "train.json").read_text())
+    found = figures["confidence"]
+    assert len(found["temperatures"]) == 4 and 0 <= found["ece"] <= 1 and 0 <= found["auc"] <= 1
+    assert found["positions"] == sorted(found["positions"], reverse=True) and found["positions"][-1] > 0
+    assert f"expected calibration error {found['ece']:.3f} ({found['ece_uncalibrated']:.3f} before)" in out
+    loaded, kept, about = load_drafter(run_dir / "drafter", target)
+    assert isinstance(kept, BlockConfig) and kept.temperatures == found["temperatures"]
+    assert about["training"]["confidence"] == found and loaded.kind == "lookup+block"
+    assert figures["best"]["mismatches"] == 0 and len(figures["best"]["alpha_per_pos"]) == 4
 
 
 def test_rows_that_are_excluded_later_make_another_training(
