@@ -19,6 +19,7 @@ OWN_LOOP = (
 )
 ENGINES = {
     "eagle3": "The tensors and config.json are in EAGLE-3's published layout, but no other engine has run this folder.",
+    "block": "Its tensors are in draftsmith's own layout, and no other engine has run this folder.",
     "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
     "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
     "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
