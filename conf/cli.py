@@ -37,7 +37,19 @@ def _run(config_name: str, run: Callable[[Any], None], argv: Sequence[str]) -> N
     if "--cfg" in argv:
         print(yaml.safe_dump(plain(cfg), sort_keys=False).rstrip())
         return
+    use_threads(cfg.launcher.threads)
     run(cfg)
+
+
+def use_threads(threads: int) -> None:
+    """Processor threads of this process and of those it starts; 0 leaves them as they are.
+
+    The variable acts where torch is imported later. Where a stage's own imports brought it already, torch is told.
+    """
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(threads)
 
 
 def argv_overrides(argv: Sequence[str]) -> list[str]:

@@ -5,7 +5,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+BLOCK = 128  # ids summed together when one is drawn
 
 
 @dataclass(frozen=True)
@@ -121,14 +124,27 @@ def _truncate(logits: Tensor, sampling: SamplingRows) -> Tensor:
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """One id from each distribution by inverse CDF in float64. probs [...,V]; uniforms [...] in [0,1) -> ids [...].
 
-    Probabilities need not sum to one exactly: the CDF is scaled by its last entry. Ids of probability zero are
-    never drawn.
+    Two levels, first the block of ids and then the id in it: a running sum over all V is the dearest part of
+    sampling. Probabilities need not sum to one exactly: the CDF is scaled by its last entry. Ids of probability zero
+    are never drawn.
     """
-    cdf = probs.double().cumsum(-1)
-    target = uniforms.double()[..., None] * cdf[..., -1:]
-    ids = torch.searchsorted(cdf, target, right=True).squeeze(-1)
-    last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).to(torch.uint8).argmax(-1)  # last id with mass
-    return torch.minimum(ids, last)
+    blocks = F.pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))  # [..., V/BLOCK, BLOCK]
+    cdf = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    block, left = _invert(cdf, uniforms.double() * cdf[..., -1])
+    at = block[..., None, None].expand(*block.shape, 1, BLOCK)
+    inside, _ = _invert(blocks.gather(-2, at).squeeze(-2).double().cumsum(-1), left)
+    return block * BLOCK + inside
+
+
+def _invert(cdf: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """First index whose running sum [...,N] exceeds target [...], and what of the target lies inside it.
+
+    Rounding can put the target at or beyond the end: then the last index that adds something.
+    """
+    index = torch.searchsorted(cdf, target[..., None].contiguous(), right=True)
+    index = torch.minimum(index, torch.searchsorted(cdf, cdf[..., -1:].contiguous()))
+    before = F.pad(cdf, (1, 0))[..., :-1].gather(-1, index)
+    return index.squeeze(-1), target - before.squeeze(-1)
 
 
 def uniforms(shape: Sequence[int], generator: torch.Generator, device: torch.device) -> Tensor:

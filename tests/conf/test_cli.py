@@ -110,6 +110,27 @@ def test_cfg_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert argv_overrides(["a=1", "--cfg", "b=2"]) == ["a=1", "b=2"]
 
 
+THREADS = """
+import os, sys
+from conf.cli import main
+if sys.argv[1] == "early":
+    import torch
+def run(cfg):
+    import torch
+    print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+main("evaluate", run, ["launcher.threads=1"])
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_every_stage_takes_the_threads_asked_for(when: str, repo: Path) -> None:
+    """Whether torch is imported before or after the configuration is read."""
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", THREADS, when]
+    done = subprocess.run(command, cwd=repo, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
+
+
 MODULES = {
     "conf": ["conf", "distill", "optim.lr=abc"],
     "conf without a verb": ["conf"],

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import chi2_contingency
 
 from eval.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay, tune_lookup
-from inference.acceptance import Round
+from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
 from inference.drafters.hybrid import HybridDrafter
@@ -73,6 +73,27 @@ def test_greedy_replay_equals_live_rounds(
         ]
         accepted += sum(r.accepted for r in ours)
     assert accepted > 0
+
+
+def test_rates_are_equal_where_the_text_ends_inside_an_accepted_draft(
+    target: Target, make_hydra: Callable[..., HydraDrafter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, live, ours, behind = kinds(target, make_hydra)["hybrid-lm"], Counts(), Counts(), 0
+    for text in plain(target, Sampling(), 20):
+        for end in range(4, 20, 2):
+            monkeypatch.setattr(Target, "eos_ids", frozenset([text.tokens[end]]))
+            end = text.tokens.index(text.tokens[end])  # where it comes first
+            if end == 0:
+                continue
+            result = next(Decoder(target, drafter, num_spec_tokens=3).run([text.request]))
+            assert text.hidden is not None and result.tokens == text.tokens[: end + 1]
+            record = Record(text.request.prompt, result.tokens, text.hidden[: end + 1], 20)
+            live.add(result.rounds)
+            ours.add(replayed(drafter, target, record, 3, Sampling()))
+            behind += result.rounds[-1].accepted > result.rounds[-1].kept
+    assert behind > 0
+    ours.verified_at = live.verified_at  # what the verifier made of drafts behind the end, no replay knows
+    assert ours.summary(3) == live.summary(3)
 
 
 @pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid"])

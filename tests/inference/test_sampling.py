@@ -130,3 +130,16 @@ def test_uniforms_follow_the_generator_in_double_precision() -> None:
     two = uniforms((4, 2), torch.Generator().manual_seed(7), CPU)
     assert one.dtype == torch.float64 and torch.equal(one, two)
     assert float((one * 2**53 % 2**24).sum()) > 0  # more digits than float32 has
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 129, 1000])
+def test_draw_in_blocks_agrees_with_one_running_sum(size: int) -> None:
+    """The slow reference: the whole distribution function at once."""
+    generator = torch.Generator().manual_seed(size)
+    probs = torch.rand(64, size, generator=generator, dtype=torch.float64)
+    probs[torch.rand(64, size, generator=generator) < 0.5] = 0.0
+    probs[:, size // 2] += 0.1
+    numbers = torch.rand(64, generator=generator, dtype=torch.float64)
+    cdf = probs.cumsum(-1)
+    expected = torch.searchsorted(cdf, (numbers[:, None] * cdf[:, -1:]).contiguous(), right=True).squeeze(-1)
+    assert torch.equal(draw(probs, numbers), expected)
