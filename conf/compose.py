@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from . import schema
 from .errors import ConfigError
-from .explain import explain, unknown_key
+from .explain import DRAFTERS, explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
@@ -41,7 +41,7 @@ def register() -> None:
     }
     for group, (node,) in kinds.items():
         store.store(group=group, name="schema", node=node)
-    for node in (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig):
+    for node in DRAFTERS:
         store.store(group="drafter", name=f"{node.kind}_schema", node=node)
 
 

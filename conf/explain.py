@@ -11,7 +11,10 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from . import schema
 from .errors import ConfigError
 
-DRAFTERS = (schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig)
+DRAFTERS = (
+    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig, schema.EarlyExitConfig,
+    schema.JumpConfig,
+)  # fmt: skip
 
 # What OmegaConf says about a value of the wrong type -> what is allowed.
 ALLOWED = (

@@ -50,12 +50,22 @@ class DrafterConfig:
         require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
 
+    @property
+    def trains(self) -> bool:
+        """Whether anything of it is trained."""
+        return True
+
 
 @dataclass
 class NgramConfig(DrafterConfig):
     """Prompt lookup alone: continue the latest earlier occurrence of the last n tokens, longest n first."""
 
     kind: str = "ngram"
+
+    @property
+    def trains(self) -> bool:
+        """Nothing is."""
+        return False
 
 
 @dataclass

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from .errors import require
+from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .models import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
 from .prompts import BenchConfig, DataConfig, DataMode, Features, parse_bytes
 from .training import (
@@ -18,14 +19,17 @@ from .training import (
 )
 
 __all__ = [
+    "Adaptation",
     "BenchConfig",
     "CheckpointConfig",
     "DataConfig",
     "DataMode",
     "DrafterConfig",
+    "EarlyExitConfig",
     "Features",
     "GenerateConfig",
     "HydraConfig",
+    "JumpConfig",
     "LauncherConfig",
     "LmConfig",
     "MedusaConfig",

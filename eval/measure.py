@@ -60,7 +60,7 @@ class Contest:
 
 def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
-    untrained = build(config, target, drafter.draft_ids).eval() if drafter.trainable else None
+    untrained = build(config, target, drafter.draft_ids).eval() if drafter.num_steps > 0 else None
     requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
     texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
     records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]

@@ -25,7 +25,6 @@ from inference.acceptance import Counts, Round
 from inference.batch import Batch, make_batch, response_positions
 from inference.drafters.base import Drafter
 from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.lm import LmDrafter
 from inference.drafters.ngram import NgramDrafter, SuffixIndex
 from inference.sampling import Sampling, process
 from inference.target import Target
@@ -151,9 +150,9 @@ def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Ba
 
 
 def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
-    """[A, K, D] of a training forward -> [A, k, D] of a chain; an LM's step j at anchor a is its next token
-    at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
-    if isinstance(chain_of(drafter), LmDrafter):
+    """[A, K, D] of a training forward -> [A, k, D] of a chain; an endless chain's step j at anchor a is
+    its step at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
+    if drafter.endless:
         places = torch.arange(logits.shape[0])[:, None] + torch.arange(k)
         return logits[places.clamp(max=logits.shape[0] - 1), 0]
     if k > logits.shape[1]:
@@ -174,10 +173,9 @@ def lookup_of(drafter: Drafter) -> Lookup | None:
 
 
 def longest_draft(drafter: Drafter, k: int) -> int:
-    """Draft lengths worth sweeping: all the heads there are; twice `k` for an LM or a lookup, which have no
+    """Draft lengths worth sweeping: all the heads there are; twice `k` for chains and lookups, which have no
     end."""
-    heads = not isinstance(chain_of(drafter), LmDrafter) and drafter.num_steps > 0
-    return drafter.num_steps if heads else 2 * k
+    return drafter.num_steps if drafter.num_steps > 0 and not drafter.endless else 2 * k
 
 
 def _truth(tokens: list[int], k: int) -> tuple[Tensor, Tensor]:

@@ -18,7 +18,15 @@ from safetensors.torch import load_file, save_file
 
 from conf.digest import differences, plain
 from conf.errors import UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    DrafterConfig,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 
 from .drafters import Drafter, build, needs_vocab
 from .target import Target
@@ -27,6 +35,7 @@ WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
 VOCAB_KEY = "draft_ids"
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
+    "early_exit": EarlyExitConfig, "jump": JumpConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 

@@ -15,7 +15,7 @@ from conf.digest import digest_of
 from conf.errors import UserError, require
 from conf.schema import LmConfig, RunConfig, TargetConfig
 
-from .drafters import check_tokenizer, needs_vocab
+from .drafters import check_layers, check_tokenizer, needs_vocab
 from .embedded import cache_folder, embedded_target
 from .fused import can_fuse, fuse
 from .target import Target, layer_windows
@@ -101,6 +101,7 @@ def precheck(cfg: RunConfig) -> None:
         require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    check_layers(cfg.drafter, layers, name)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         text = Text.load(resolve(cfg.target.id), cfg.target.revision, trust_remote_code=cfg.target.trust_remote_code)
         check_tokenizer(cfg.drafter.model, text, name)

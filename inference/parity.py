@@ -57,7 +57,7 @@ def check_parity(
         anchor = 0
         for draft, r in zip(loop, result.rounds, strict=False):
             for k in range(min(r.accepted + 1, draft.shape[0])):
-                step, at = (k, anchor) if train.shape[1] > k else (0, anchor + k)
+                step, at = (0, anchor + k) if drafter.endless else (k, anchor)
                 if at < train.shape[0]:
                     difference = float((draft[k] - train[at, step]).abs().max())
                     worst = max(worst, difference if math.isfinite(difference) else math.inf)

@@ -187,6 +187,11 @@ def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.d
     visible = slots <= positions[:, None, :, None]
     if window is not None:
         visible = visible & (slots > positions[:, None, :, None] - window)
+    return additive(visible, dtype)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a slot is visible, else the most negative number of `dtype`."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, torch.finfo(dtype).min
     )

@@ -5,8 +5,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, HydraConfig, JumpConfig, LmConfig, MedusaConfig, NgramConfig
 from inference.drafters import Drafter, build
+from inference.drafters.jump import JumpDrafter
 from inference.target import Target
 from tiny import tiny_model
 
@@ -19,13 +20,18 @@ def make_target(kind: str = "llama", *, eos: int | None = None, **changes: Any) 
 
 
 def make_config(kind: str, **changes: Any) -> DrafterConfig:
-    """The configuration of a drafter in float64; `lm` keeps every layer of a two-layer target."""
+    """The configuration of a drafter in float64; `lm`, `early_exit` and `jump` keep every layer of a two-layer
+    target."""
     common: dict[str, Any] = {"dtype": "float64", "min_match": 1} | changes
     match kind:
         case "ngram":
             return NgramConfig(**common)
         case "lm":
             return LmConfig(**{"layers": [0, 1]} | common)
+        case "early_exit":
+            return EarlyExitConfig(**{"draft_vocab_size": 0, "exit_layer": 1, "layers": [-1]} | common)
+        case "jump":
+            return JumpConfig(**{"draft_vocab_size": 0, "from_layer": 1, "to_layer": 0, "last_layer": 2} | common)
         case "medusa":
             return MedusaConfig(**{"draft_vocab_size": 0} | common)
         case _:
@@ -36,15 +42,29 @@ def make_drafter(
     kind: str, target: Target, *, noise: float = 0.05, ids: torch.Tensor | None = None, **changes: Any
 ) -> Drafter:
     """A drafter whose weights were shaken by `noise`: sometimes right and sometimes wrong."""
-    drafter = build(make_config(kind, **changes), target, ids)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        drafter = build(make_config(kind, **changes), target, ids)
+    if isinstance(drafter, JumpDrafter) and drafter.predictor.up is None:
+        aim(drafter)
     shake(drafter, noise)
     return drafter.eval()
 
 
+def aim(drafter: JumpDrafter) -> None:
+    """Predict state 0, the embedding: what makes a jump to layer 0 nearly the target, but for the scale."""
+    target, down = drafter.target, drafter.predictor.down
+    read = target.read(torch.arange(3, 30)[None], torch.tensor([27]), (0, drafter.from_layer))
+    scale = [float(tap.pow(2).mean(-1).sqrt().mean()) for tap in read.taps]
+    eye = torch.eye(target.hidden_size, dtype=down.weight.dtype)
+    with torch.no_grad():
+        down.weight.copy_(torch.cat([-eye, eye * scale[0] / scale[1]], 1))
+
+
 def shake(module: nn.Module, noise: float) -> None:
-    """Add noise, relative to each tensor's own spread where it has one."""
+    """Add noise to what is trained, relative to each tensor's own spread where it has one."""
     g = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in (p for p in module.parameters() if p.requires_grad):
             scale = noise * float(parameter.std()) if parameter.numel() > 1 and float(parameter.std()) > 0 else noise
             parameter.add_(scale * torch.randn(parameter.shape, generator=g, dtype=parameter.dtype))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from conf.digest import digest_of, plain
 from conf.errors import UserError
+from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -22,6 +24,7 @@ from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
 from .checkpoint import flatten
+from .exits import choose_exit, chosen_exit
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
 from .validate import Validator
@@ -36,25 +39,42 @@ def run(cfg: RunConfig) -> None:
     path = run_dir(cfg)
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
     target = load_target(cfg.target)
-    if not isinstance(cfg.drafter, NgramConfig):
+    if cfg.drafter.trains:
         train(cfg, path, target, accelerator)
-    elif accelerator.is_main_process:
-        write_untrained(cfg, path, target)
+    else:
+        write_untrained(cfg, path, target, accelerator)
     if accelerator.is_main_process:
         print(path / "timing" / "train.json", flush=True)
 
 
-def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights is ready at once."""
-    record(cfg, path)
-    with timed(path, "train") as figures:
+def write_untrained(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
+    """A drafter without weights is ready at once, but for an exit that has to be chosen."""
+    store = None if isinstance(cfg.drafter, NgramConfig) else open_store(cfg, path, target)
+    with measured(path, accelerator) as figures:
+        cfg = cfg if store is None else with_exit(cfg, path, target, store, accelerator)
+        if not accelerator.is_main_process:
+            return
+        record(cfg, path)
         figures |= {"steps": 0, "best": None}
-        save_drafter(path / "drafter", build(cfg.drafter, target), cfg.drafter, target)
+        drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
+        save_drafter(path / "drafter", drafter, own, target)
+
+
+def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, accelerator: Accelerator) -> RunConfig:
+    """drafter.exit_layer = auto -> the layer chosen, once a run; every other configuration as it is."""
+    drafter = cfg.drafter
+    if not isinstance(drafter, EarlyExitConfig) or drafter.exit_layer != AUTO or drafter.folder is not None:
+        return cfg
+    if accelerator.is_main_process:
+        choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
+    accelerator.wait_for_everyone()
+    return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Train to the end and write the best checkpoint as `drafter/`."""
     store = open_store(cfg, path, target)
+    cfg = with_exit(cfg, path, target, store, accelerator)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):
         if accelerator.is_main_process:

@@ -8,18 +8,29 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    DrafterConfig,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 
 from ..target import Target
 from ..text import Text, same_tokenizer
 from .base import Context, Draft, Drafter
+from .early_exit import EarlyExitDrafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
+from .jump import JumpDrafter
 from .lm import LmDrafter, cut_from, trim_head
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
+from .ranges import check_layers, exit_layers, jump_layers, the_exit
 
-__all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "build", "check_layers", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -51,8 +62,27 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
             )
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids)
+        case EarlyExitConfig():
+            return _build_exit(cfg, target, vocab_ids)
+        case JumpConfig():
+            return _build_jump(cfg, target, vocab_ids)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm")
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm, early_exit, jump")
+
+
+def _build_exit(cfg: EarlyExitConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
+    exits, layers = exit_layers(cfg, target.num_layers, target.name)
+    return EarlyExitDrafter(
+        target, the_exit(exits), layers, cfg.adaptation, cfg.lora_rank, cfg.adapter, cfg.adapter_size,
+        cfg.num_steps, vocab_ids,
+    )  # fmt: skip
+
+
+def _build_jump(cfg: JumpConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
+    return JumpDrafter(
+        target, *jump_layers(cfg, target.num_layers, target.name), cfg.inner_size, cfg.adaptation, cfg.lora_rank,
+        cfg.adapter, cfg.adapter_size, cfg.num_steps, vocab_ids,
+    )  # fmt: skip
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:

@@ -28,7 +28,8 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.trainable, self.num_steps, self.endless = inner.trainable, inner.num_steps, inner.endless
+        self.reads_cache = inner.reads_cache
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -65,7 +66,9 @@ class HybridDrafter(Drafter):
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
-    """Rows with a lookup take it (one-hot q); the others keep the inner draft."""
+    """Rows with a lookup take it (one-hot q); the others keep the inner draft. What the target has already worked
+    out is for other tokens then, so verification starts anew.
+    """
     tokens, counts = inner.tokens.clone(), inner.counts.clone()
     probs = None if inner.probs is None else inner.probs.clone()
     for row, ids in enumerate(found):

@@ -1,0 +1,85 @@
+"""Cross-layer jump: a draft token's state in the middle of the target is predicted, and a few layers run from there.
+
+The predictor reads the state after layer u at the position before and the token's embedding, and gives the state
+after layer m; layers m+1..r run over the target's own keys and values; the result is read out, and its state after
+layer u (m <= u <= r) feeds the next step. After the description of `jump` in economize 0.3.2 (Laitenberger, PyPI).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conf.exits import Adaptation
+
+from ..batch import Batch
+from ..layers import Frame
+from ..sampling import SamplingRows
+from ..target import Target
+from .base import Chain, Context, Draft, Drafter
+from .tail import DraftLayers, ExitReadout, Residual
+from .unroll import Unroll, at_positions, pending_positions, read_text
+
+
+class JumpDrafter(Drafter):
+    """From state `from_layer` to state `to_layer`, then up to state `last_layer` (numbers of layers passed)."""
+
+    kind = "jump"
+    reads_cache = True
+
+    def __init__(
+        self, target: Target, from_layer: int, to_layer: int, last_layer: int, inner_size: int,
+        adaptation: Adaptation, lora_rank: int, adapter: bool, adapter_size: int, num_steps: int,
+        draft_ids: Tensor | None,
+    ) -> None:  # fmt: skip
+        super().__init__(draft_ids)
+        self.target, self.from_layer, self.num_steps = target, from_layer, num_steps
+        self.taps = (from_layer,)
+        width = target.hidden_size
+        self.predictor = Residual(width, 2 * width, inner_size)
+        self.tail = DraftLayers(target, range(to_layer, last_layer), adaptation, lora_rank)
+        self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
+
+    def start(self, batch: int) -> Any:
+        """Nothing is kept between rounds: the target's cache holds it all."""
+        return None
+
+    def draft(
+        self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Up to k steps, each fed the token drafted and the state reached before it."""
+        assert ctx.cache is not None
+        chain, token, reached = Chain(self.draft_ids, self.target.vocab_size, self.kind), ctx.last, ctx.taps[0]
+        before = list(ctx.cache.lengths)
+        for _ in range(min(k, self.num_steps)):
+            frame = self.target.stack.begin(ctx.cache, 1)
+            logits, after = self.advance(reached[:, None], token[:, None], frame, ctx.cache)
+            token, reached = chain.step(logits[:, 0], sampling, generator), after[:, 0]
+            ctx.cache.advance([1] * len(before))
+        ctx.cache.rollback(before)
+        return chain.draft()
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """Chains from every anchor [B, A, K, D], fed the true tokens and their own states."""
+        states, text = read_text(self.target, batch.tokens, self.from_layer, self.tail.indices)
+        pending, logits = pending_positions(batch), []
+        reached, unroll = at_positions(states, pending - 1), Unroll(self.target, text, pending)
+        tokens, anchors = F.pad(batch.response, (0, self.num_steps)), pending.shape[1]
+        for step in range(self.num_steps):
+            drafted, reached = self.advance(reached, tokens[:, step : step + anchors], unroll.step(), unroll)
+            logits.append(drafted)
+        return torch.stack(logits, 2)
+
+    def advance(self, reached: Tensor, tokens: Tensor, frame: Frame, cache: Any) -> tuple[Tensor, Tensor]:
+        """State u [B,N,H] at the positions before and tokens [B,N] -> logits [B,N,D] and state u at theirs."""
+        own = self.predictor.dtype
+        reached, embedded = reached.to(own), self.target.embed(tokens).to(own)
+        predicted = self.predictor(reached, torch.cat([rms_scaled(reached), rms_scaled(embedded)], -1))
+        last, after = self.tail(predicted, frame, cache, self.from_layer)
+        return self.readout(last), after
+
+
+def rms_scaled(x: Tensor) -> Tensor:
+    """x / rms(x): a state and an embedding side by side would else differ in scale by orders of magnitude."""
+    return F.rms_norm(x, (x.shape[-1],), eps=1e-6)
