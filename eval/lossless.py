@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from inference.drafters.base import Context, Draft, Drafter
+from inference.drafters.base import Context, Draft, Drafter, Features
 from inference.drafters.ngram import SuffixIndex
 from inference.sampling import Sampling, SamplingRows, process, uniforms
 from inference.target import Target
@@ -33,7 +33,7 @@ MARGIN = {"float64": 1e-9, "float32": 1e-4, "float16": 6e-2, "bfloat16": 5e-1}
 SAMPLING = Sampling(temperature=1.0, min_p=0.05)
 """Of the sampled test: few outcomes a context, so that their counts are large."""
 
-PATH_SLOTS = 8192  # cache slots of all distinct draft paths in one target forward
+PATH_SLOTS = 8192  # cache slots of all rows with a cache of the target's in one forward
 
 
 @dataclass(frozen=True)
@@ -145,17 +145,23 @@ def proposer(
 ) -> Propose:
     """The drafter's own drafts for `rows` copies of a prefix of at least two tokens, its state built once."""
     before = torch.tensor([prefix[:-1]], device=target.device)
-    hidden = target.read(before, torch.tensor([len(prefix) - 1])).last[:, -1]  # predicted prefix[-1]
+    cache = target.new_cache(1, len(prefix) + k + 1)
+    read = target.forward(before, cache, drafter.taps)
+    cache.advance([len(prefix) - 1])
+    hidden = read.last[:, -1]  # predicted prefix[-1]
     state = drafter.start(1)
+    drafter.observe(state, [0], Features(before, read.last, read.taps, [0], [len(prefix) - 1]))
 
     def propose(count: int) -> Draft:
         last = torch.full((count,), prefix[-1], device=target.device)
-        ctx = Context([prefix] * count, last, hidden.expand(count, -1), [True] * count)
+        ctx = Context([prefix] * count, last, hidden.expand(count, -1), [True] * count, cache)
         with torch.inference_mode():
             return drafter.draft(state, ctx, k, SamplingRows([sampling] * count, target.device), generator)
 
     propose(1)  # a stateful drafter reads the prefix once, then its row is copied
     drafter.select(state, [0] * rows)
+    if drafter.reads_cache:
+        cache.expand(rows)
     return lambda: propose(rows)
 
 
@@ -191,8 +197,9 @@ def sampled_check(
     for prefix in prefixes:
         exact = ExactProbs(target, prefix, SAMPLING)
         seen: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-        propose = proposer(target, drafter, prefix, k, rows, generator)
-        for _ in range(-(-draws // (len(prefixes) * rows))):
+        width = min(rows, max(1, PATH_SLOTS // exact.cache.slots)) if drafter.reads_cache else rows
+        propose = proposer(target, drafter, prefix, k, width, generator)
+        for _ in range(-(-draws // (len(prefixes) * width))):
             _rounds(exact, propose(), generator, verify, seen)
         for context, counts in seen.items():
             p = exact.rows[exact.index[context]]

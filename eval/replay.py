@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from inference.acceptance import Counts, Round
-from inference.batch import Batch, make_batch, response_positions
+from inference.batch import Batch, make_batch
 from inference.drafters.base import Drafter
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.ngram import NgramDrafter, SuffixIndex
+from inference.parity import with_hidden
 from inference.sampling import Sampling, process
 from inference.target import Target
 
@@ -123,7 +124,7 @@ def chain_chances(
 
     sampled: whether the drafter draws from q (default: exactly when the target is sampled).
     """
-    batch = record_batch(target, record, getattr(drafter, "taps", ()))
+    batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
         logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
     sampled = not sampling.greedy if sampled is None else sampled
@@ -141,12 +142,7 @@ def chain_chances(
 def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Batch:
     """The record as a training batch of one row on the target's device."""
     batch = make_batch([record.prompt], [record.tokens], [record.hidden]).to(target.device)
-    if taps:
-        width = batch.response.shape[1]
-        places = response_positions(batch.starts, width, batch.tokens.shape[1])[0]
-        seen = target.read(batch.tokens, batch.lengths.cpu(), taps).taps
-        batch.taps = tuple(tap[:, places] for tap in seen)
-    return batch
+    return with_hidden(target, batch, taps)
 
 
 def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:

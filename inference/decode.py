@@ -4,7 +4,7 @@ Rows hold one request each and are refilled from a queue. Knows nothing about da
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -16,9 +16,9 @@ from conf.errors import UserError
 
 from .acceptance import Round
 from .batch import right_padded, similar_lengths
-from .drafters.base import Context, Draft, Drafter
+from .drafters.base import Context, Draft, Drafter, Features
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
-from .target import Target
+from .target import Hidden, Target
 from .text import StopChecker
 from .verify import Verdict, verify, verify_greedy
 
@@ -134,6 +134,7 @@ class _Loop:
         self.rows: list[_Row | None] = [None] * batch
         self.cache = self.target.new_cache(batch)
         self.state = decoder.drafter.start(batch) if decoder.drafter is not None else None
+        self.taps = decoder.drafter.taps if decoder.drafter is not None else ()
         self.hidden: Tensor | None = None  # [B,H]: predicted each row's pending token
         self._sampling: SamplingRows | None = None
 
@@ -179,16 +180,17 @@ class _Loop:
         lengths = [len(r.prompt) for r in requests]
         if min(lengths) == 0 or min(r.max_new_tokens for r in requests) < 1:
             raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
-        tokens = right_padded([r.prompt for r in requests])
+        tokens = right_padded([r.prompt for r in requests]).to(self.target.device)
         whole = len(at) == len(self.rows)
         cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
         if whole:
             cache.rollback([0] * len(at))
-        out = self.target.forward(tokens.to(self.target.device), cache).last
+        out = self.target.forward(tokens, cache, self.taps)
         cache.advance(lengths)
         if not whole:
             self.cache.adopt(at, cache)
-        last = out[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        self._observe(at, tokens, out, [0] * len(at), lengths)
+        last = out.last[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
         self._store_hidden(at, last)
         for b, request in zip(at, requests, strict=True):
             self.rows[b] = self._new_row(request)
@@ -232,19 +234,29 @@ class _Loop:
         tokens = [row.tokens if row is not None else [0] for row in self.rows]
         last = torch.tensor([t[-1] for t in tokens], device=self.target.device)
         draft = self._draft(tokens, last)
-        out = self.target.forward(torch.cat([last[:, None], draft.tokens], 1), self.cache).last  # [B,1+K,H]
-        verdict = self._verify(out, draft)
+        read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
+        out = self._read(read, draft)
+        verdict = self._verify(out.last, draft)
         accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
         drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
-        self.hidden = out[torch.arange(len(self.rows)), verdict.accepted]
+        self.hidden = out.last[torch.arange(len(self.rows)), verdict.accepted]
         for b, row in enumerate(self.rows):
             if row is not None:
                 proposed = drafted[b][: counts[b]]
                 source = draft.sources[b] if draft.sources else ""
-                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out[b])
+                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out.last[b])
                 row.rounds.append(Round(proposed, accepted[b], emitted, source))
-        self.cache.advance([n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)])
+        kept = [n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)]
+        self._observe(range(len(kept)), read, out, list(self.cache.lengths), kept)
+        self.cache.advance(kept)
         return self._collect(range(len(self.rows)))
+
+    def _observe(
+        self, at: Sequence[int], tokens: Tensor, out: Hidden, starts: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Show the drafter the positions that the target's cache keeps."""
+        if self.d.drafter is not None:
+            self.d.drafter.observe(self.state, at, Features(tokens, out.last, out.taps, starts, counts))
 
     def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
         room = max(row.room for row in self.rows if row is not None)
@@ -253,11 +265,17 @@ class _Loop:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))
         assert self.hidden is not None
-        ctx = Context(tokens, last, self.hidden, self.live)
+        ctx = Context(tokens, last, self.hidden, self.live, self.cache)
         draft = self.d.drafter.draft(self.state, ctx, k, self.sampling, self.d.generator)
         if self.d.on_draft is not None:
             self.d.on_draft(len(self.rows), draft)
         return draft
+
+    def _read(self, tokens: Tensor, draft: Draft) -> Hidden:
+        """The target over the pending token and the draft, or over what is left to do of it."""
+        if draft.resume is None:
+            return self.target.forward(tokens, self.cache, self.taps)
+        return self.target.resume(draft.resume.states, draft.resume.layer, self.cache)
 
     def _verify(self, hidden: Tensor, draft: Draft) -> Verdict:
         logits = self.target.head(hidden)  # [B,1+K,V]

@@ -80,16 +80,21 @@ def _decode(
 
 
 def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
-    batch = with_hidden(target, make_batch([result.request.prompt], [result.tokens]).to(target.device))
+    batch = make_batch([result.request.prompt], [result.tokens]).to(target.device)
+    batch = with_hidden(target, batch, drafter.train_taps)
     with torch.no_grad():
         return drafter.train_logits(batch)[0].double()
 
 
-def with_hidden(target: Target, batch: Batch) -> Batch:
-    """Fill batch.hidden by a full forward of the target over its rows."""
-    read = target.read(batch.tokens, batch.lengths).last
-    at = response_positions(batch.starts, batch.response.shape[1], read.shape[1])
-    batch.hidden = read.gather(1, at[..., None].expand(-1, -1, read.shape[2]))
+def with_hidden(target: Target, batch: Batch, taps: Sequence[int] = ()) -> Batch:
+    """Fill what is missing of batch.hidden and batch.taps by a full forward of the target over its rows."""
+    if batch.hidden is not None and not taps:
+        return batch
+    read = target.read(batch.tokens, batch.lengths, taps)
+    if batch.hidden is None:
+        at = response_positions(batch.starts, batch.response.shape[1], batch.tokens.shape[1])
+        batch.hidden = read.last.gather(1, at[..., None].expand(-1, -1, read.last.shape[2]))
+    batch.taps = read.taps
     return batch
 
 

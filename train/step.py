@@ -109,7 +109,7 @@ class Distillation:
     def _accumulate(self, batch: Batch, sums: Sums) -> None:
         """Draft, compare and backward one micro-batch; adds to gradients and `sums`."""
         stored = batch.hidden is not None
-        batch = batch if stored else with_hidden(self.target, batch)
+        batch = with_hidden(self.target, batch, self.drafter.train_taps)
         norms = self.teacher.norms(batch, remember=stored)
         logits = self.view(batch)  # [B, A, K, D]
         gradient = torch.empty_like(logits)

@@ -15,7 +15,7 @@ from inference.batch import Batch, make_batch
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
 from inference.drafters.hybrid import HybridDrafter
-from inference.parity import check_parity
+from inference.parity import check_parity, with_hidden
 from inference.target import Target
 
 from .objectives import Comparison
@@ -109,7 +109,7 @@ class Validator:
         sums = Sums.zeros(drafter.num_steps, self.target.device)
         chains = torch.zeros(2, drafter.num_steps, device=self.target.device)
         for batch in self.batches:
-            batch = batch.to(self.target.device)
+            batch = with_hidden(self.target, batch.to(self.target.device), drafter.train_taps)
             logits = drafter.train_logits(batch)
             span = slice(0, logits.shape[1])
             comparison = Comparison(logits, teacher.at(batch, teacher.norms(batch), span, logits.shape[2]))

@@ -20,7 +20,7 @@ from conf.schema import (
 
 from ..target import Target
 from ..text import Text, same_tokenizer
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .early_exit import EarlyExitDrafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
@@ -30,7 +30,7 @@ from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 from .ranges import check_layers, exit_layers, jump_layers, the_exit
 
-__all__ = ["Context", "Draft", "Drafter", "build", "check_layers", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_layers", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:

@@ -56,11 +56,27 @@ class Context:
     cache: SlotCache | None = None
 
 
+@dataclass
+class Features:
+    """What the target computed at positions that stay in its cache: the prompt's, then each round's kept ones.
+
+    tokens [r,N] and hidden [r,N,H] (after the final norm) at positions starts[i] .. starts[i] + counts[i] - 1 of
+    row i, and the drafter's taps [r,N,H] there; what lies past counts[i] is padding or a rejected draft.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    taps: tuple[Tensor, ...]
+    starts: Sequence[int]
+    counts: Sequence[int]
+
+
 class Drafter(nn.Module, ABC):
-    """A strategy with two verbs in the loop (`start`, `draft`) and one in training (`train_logits`)."""
+    """A strategy with verbs in the loop (`start`, `observe`, `draft`) and one in training (`train_logits`)."""
 
     kind: str
     trainable: bool = True
+    taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     reads_cache: bool = False  # needs `Context.cache`
@@ -79,6 +95,16 @@ class Drafter(nn.Module, ABC):
 
     def select(self, state: Any, rows: Sequence[int]) -> None:
         """Keep only `rows` of `state`, in this order."""
+
+    def observe(self, state: Any, rows: Sequence[int], features: Features) -> None:
+        """Take in what the target says about new positions of `rows`: after their prefill (the whole prompt) and
+        after every verification (the pending token and the accepted drafts), each position once and in order.
+        """
+
+    @property
+    def train_taps(self) -> tuple[int, ...]:
+        """The taps that `train_logits` wants in Batch.taps."""
+        return self.taps
 
     @abstractmethod
     def draft(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..batch import Batch
 from ..sampling import SamplingRows
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .ngram import Indexes, padded
 
 
@@ -29,7 +29,7 @@ class HybridDrafter(Drafter):
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
         self.trainable, self.num_steps, self.endless = inner.trainable, inner.num_steps, inner.endless
-        self.reads_cache = inner.reads_cache
+        self.taps, self.reads_cache = inner.taps, inner.reads_cache
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -45,6 +45,15 @@ class HybridDrafter(Drafter):
         """Keep rows."""
         state.indexes.rows = [state.indexes.rows[r] for r in rows]
         self.inner.select(state.inner, rows)
+
+    def observe(self, state: HybridState, rows: Sequence[int], features: Features) -> None:
+        """Of every round, whoever drafted it."""
+        self.inner.observe(state.inner, rows, features)
+
+    @property
+    def train_taps(self) -> tuple[int, ...]:
+        """The inner drafter's."""
+        return self.inner.train_taps
 
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator

@@ -5,6 +5,8 @@ after layer m; layers m+1..r run over the target's own keys and values; the resu
 layer u (m <= u <= r) feeds the next step. After the description of `jump` in economize 0.3.2 (Laitenberger, PyPI).
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +19,16 @@ from ..batch import Batch
 from ..layers import Frame
 from ..sampling import SamplingRows
 from ..target import Target
-from .base import Chain, Context, Draft, Drafter
+from .base import Chain, Context, Draft, Drafter, Features
 from .tail import DraftLayers, ExitReadout, Residual
 from .unroll import Unroll, at_positions, pending_positions, read_text
+
+
+@dataclass
+class JumpState:
+    """reached [B,H]: the target's state u at each row's last position in its cache."""
+
+    reached: Tensor
 
 
 class JumpDrafter(Drafter):
@@ -41,17 +50,33 @@ class JumpDrafter(Drafter):
         self.tail = DraftLayers(target, range(to_layer, last_layer), adaptation, lora_rank)
         self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
 
-    def start(self, batch: int) -> Any:
-        """Nothing is kept between rounds: the target's cache holds it all."""
-        return None
+    def start(self, batch: int) -> JumpState:
+        """Nothing seen yet."""
+        width = self.target.hidden_size
+        return JumpState(torch.zeros(batch, width, dtype=self.target.dtype, device=self.target.device))
+
+    def select(self, state: JumpState, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        state.reached = state.reached[list(rows)]
+
+    def observe(self, state: JumpState, rows: Sequence[int], features: Features) -> None:
+        """The last kept position's state u."""
+        for place, (row, count) in enumerate(zip(rows, features.counts, strict=True)):
+            if count:
+                state.reached[row] = features.taps[0][place, count - 1]
+
+    @property
+    def train_taps(self) -> tuple[int, ...]:
+        """None: training runs the layers itself, since it needs their keys and values too."""
+        return ()
 
     def draft(
-        self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+        self, state: JumpState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
         """Up to k steps, each fed the token drafted and the state reached before it."""
         assert ctx.cache is not None
-        chain, token, reached = Chain(self.draft_ids, self.target.vocab_size, self.kind), ctx.last, ctx.taps[0]
-        before = list(ctx.cache.lengths)
+        chain, token = Chain(self.draft_ids, self.target.vocab_size, self.kind), ctx.last
+        before, reached = list(ctx.cache.lengths), state.reached
         for _ in range(min(k, self.num_steps)):
             frame = self.target.stack.begin(ctx.cache, 1)
             logits, after = self.advance(reached[:, None], token[:, None], frame, ctx.cache)
