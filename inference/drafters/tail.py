@@ -40,7 +40,8 @@ class DraftLayers(nn.Module):
         if not self.indices:
             return state, state
         state = state.to(self.dtype)
-        frame, cache, kept = frame.to(self.dtype), matched(cache, self.dtype, self.target.dtype), state
+        frame, kept = frame.to(self.dtype), state
+        cache = cache if self.dtype == self.target.dtype else MatchedCache(cache, self.target.dtype)
         for place, index in enumerate(self.indices):
             layer = self.target.layers[index] if self.copies is None else self.copies.get_submodule(str(place))
             state = self.target.stack.call(layer, index, state, frame, cache)
@@ -54,20 +55,15 @@ class DraftLayers(nn.Module):
 
 
 class MatchedCache:
-    """A cache whose keys and values come back in the dtype of the layer that asks."""
+    """A cache that keeps keys and values in the target's dtype, for a layer of another."""
 
-    def __init__(self, cache: Any) -> None:
-        self.cache = cache
+    def __init__(self, cache: Any, kept: torch.dtype) -> None:
+        self.cache, self.kept = cache, kept
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """As transformers' `Cache.update`."""
-        all_keys, all_values = self.cache.update(keys, values, layer, *args, **kwargs)
-        return all_keys.to(keys.dtype), all_values.to(values.dtype)
-
-
-def matched(cache: Any, own: torch.dtype, target: torch.dtype) -> Any:
-    """The cache as layers of dtype `own` can read it."""
-    return cache if own == target or cache is None else MatchedCache(cache)
+        """As transformers' `Cache.update`; all keys and values come back in the layer's dtype."""
+        seen = self.cache.update(keys.to(self.kept), values.to(self.kept), layer, *args, **kwargs)
+        return seen[0].to(keys.dtype), seen[1].to(values.dtype)
 
 
 class ExitReadout(nn.Module):

@@ -39,7 +39,7 @@ class Unroll:
         own = self._own.setdefault(layer, [])
         own.append((keys, values))
         buffers = self.text.slot_layers[layer].buffers()
-        first = [buffer[:, :, : self.text.view].to(keys.dtype) for buffer in buffers]
+        first = [buffer[:, :, : self.text.view] for buffer in buffers]
         return torch.cat([first[0], *(k for k, _ in own)], 2), torch.cat([first[1], *(v for _, v in own)], 2)
 
     def _mask(self, positions: Tensor, window: int | None) -> Tensor:

@@ -20,6 +20,7 @@ ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
+    "early_exit": (schema.EarlyExitConfig, False), "jump": (schema.JumpConfig, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
 }  # fmt: skip
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.schema import DrafterConfig, EarlyExitConfig, JumpConfig
 from eval.lossless import (
     SAMPLING,
     GreedyPair,
@@ -16,6 +17,7 @@ from eval.lossless import (
     sampled_check,
 )
 from eval.report import MIN_P_VALUE
+from inference.drafters import build
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
@@ -72,6 +74,20 @@ def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: M
     lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
     for drafter in (trimmed, lm, HybridDrafter(trimmed, 2, 4)):
         assert sampled_check(target, drafter, PREFIXES, 8000, k=3).p_value > 0.001
+
+
+OWN_LAYERS = [
+    EarlyExitConfig(exit_layer=1, layers=[-1], draft_vocab_size=0),
+    JumpConfig(from_layer=1, last_layer=2, draft_vocab_size=0),
+]
+
+
+@pytest.mark.parametrize("cfg", OWN_LAYERS, ids=lambda cfg: cfg.kind)
+def test_drafters_that_run_the_targets_own_layers_pass(target: Target, cfg: DrafterConfig) -> None:
+    drafter = build(cfg, target)
+    assert drafter.reads_cache
+    assert sampled_check(target, drafter, PREFIXES, 8000, k=3).p_value > 0.001
+    assert sampled_check(target, HybridDrafter(drafter, 2, 4), PREFIXES, 4000, k=3).p_value > 0.001
 
 
 def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(target: Target, hydra: HydraDrafter) -> None:
