@@ -28,6 +28,15 @@ class Acceptance(StrEnum):
     typical = "typical"
 
 
+MIN_TEMPERATURE = 1e-5
+TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
+
+
+def is_temperature(value: float) -> bool:
+    """0, or large enough that logits divided by it stay numbers in float32."""
+    return value == 0 or value >= MIN_TEMPERATURE
+
+
 @dataclass
 class DataConfig:
     """What the target is asked, and how its answers are collected."""
@@ -54,10 +63,10 @@ class DataConfig:
             require(getattr(self, key) >= 1, f"data.{key}", getattr(self, key), ">= 1")
         require(self.self_written >= 0, "data.self_written", self.self_written, ">= 0")
         require(
-            len(self.temperatures) > 0 and min(self.temperatures) >= 0,
+            len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)),
             "data.temperatures",
             self.temperatures,
-            "a list of numbers >= 0",
+            f"a list, each {TEMPERATURES}",
         )
         require(0 < self.top_p <= 1, "data.top_p", self.top_p, "above 0, up to 1")
         parse_bytes(self.max_disk, "data.max_disk")
@@ -94,8 +103,8 @@ class BenchConfig:
         for key in ("prompts", "spec_bench_prompts", "max_new_tokens", "turns", "sampled_prompts", "bootstrap"):
             require(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), ">= 1")
         require(
-            len(self.temperatures) > 0 and min(self.temperatures) >= 0, "bench.temperatures",
-            self.temperatures, "a list of numbers >= 0",
+            len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)), "bench.temperatures",
+            self.temperatures, f"a list, each {TEMPERATURES}",
         )
         require(
             self.acceptance is Acceptance.exact, "bench.acceptance", self.acceptance.value,

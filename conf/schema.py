@@ -7,7 +7,7 @@ from omegaconf import MISSING
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .models import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
-from .prompts import BenchConfig, DataConfig, DataMode, Features, parse_bytes
+from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
     Normalise,
@@ -100,10 +100,10 @@ class GenerateConfig(RunConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, ">= 1")
-        require(self.temperature >= 0, "temperature", self.temperature, ">= 0")
+        require(is_temperature(self.temperature), "temperature", self.temperature, TEMPERATURES)
         require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
         require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1")
-        require(0 <= self.min_p < 1, "min_p", self.min_p, "0 (off) to below 1")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
         require(all(self.stop), "stop", self.stop, "strings that are not empty")
         require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "> 0 (1: off)")
 

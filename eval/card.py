@@ -10,6 +10,7 @@ from .plots import runs
 from .report import lossless_lines
 
 Report = dict[str, Any]
+UNKNOWN = "not recorded"
 
 OWN_LOOP = (
     "This drafter runs in draftsmith's own lossless loop:\n\n"
@@ -112,7 +113,8 @@ def chain_kind(report: Report) -> str:
 
 def datasets(report: Report) -> list[str]:
     """Hub data sets among the prompt sources."""
-    hub = [s for s in report["settings"]["data"]["sources"] if s.startswith("hub:")]
+    data = report["settings"]["data"] or {}
+    hub = [s for s in data.get("sources", []) if s.startswith("hub:")]
     return [s.removeprefix("hub:").split(":")[0].split("@")[0] for s in hub]
 
 
@@ -201,18 +203,19 @@ def losslessness(report: Report) -> str:
 
 def training(report: Report) -> str:
     """Data, objective, and what it took."""
-    settings, timing = report["settings"], report["timing"]
-    data = settings["data"]
+    trained, timing = report["drafter"].get("training") or {}, report["timing"]
+    data, objective = report["settings"]["data"] or {}, report["settings"]["objective"] or {}
     heads = chain_kind(report) in ("hydra", "medusa")
-    sources = [s if s.startswith("hub:") else Path(s).name for s in data["sources"]]
+    sources = [s if s.startswith("hub:") else Path(s).name for s in data.get("sources", [])]
     minutes = {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()}
-    tokens = report["collect"]["response_tokens"]
+    tokens = trained.get("store", {}).get("response_tokens", report["collect"]["response_tokens"])
+    responses = {"generate": "the target's own", "prefill": "existing ones, read by it"}
     return facts(
         {
-            "prompts": ", ".join(sources) or "written by the target",
-            "responses": "the target's own" if data["mode"] == "generate" else "existing ones, read by it",
-            "response tokens": "not recorded" if tokens is None else f"{tokens:,}",
-            "temperatures": data["temperatures"], "objective": settings["objective"]["kind"],
+            "prompts": ", ".join(sources) or ("written by the target" if data else UNKNOWN),
+            "responses": responses.get(data.get("mode", ""), UNKNOWN),
+            "response tokens": UNKNOWN if tokens is None else f"{tokens:,}",
+            "temperatures": data.get("temperatures", UNKNOWN), "objective": objective.get("kind", UNKNOWN),
             "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
             "taps": "last hidden state, after the final norm" if heads else "none",
             "time": minutes, "peak memory": f"{report['memory']['peak_bytes'] / 1e9:.1f} GB",

@@ -13,7 +13,8 @@ from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
 from .plots import runs
-from .records import PromptRecord, temperature_name
+from .records import PromptRecord, by_prompt, temperature_name
+from .sampled import MIN_P_VALUE
 from .speed import speed_section
 from .statistics import Pairs, bootstrap_interval, headline, ratio
 
@@ -22,7 +23,6 @@ Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
 BASELINES = ("ngram", "untrained", "trained_alone")
-MIN_P_VALUE = 1e-4  # of the sampled test
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -38,7 +38,7 @@ def by_run(records: list[PromptRecord]) -> dict[str, dict[str, Groups]]:
 def acceptance_section(groups: Groups, rounds_of: RoundsOf, k: int, draws: int, seed: int) -> dict[str, Any]:
     """acceptance.<set>.<temperature>: the headline length is the plain mean over groups of emitted / rounds,
     its interval a bootstrap over prompts within groups; rates and counts are over all rounds."""
-    pairs = {category: [_emitted(rounds_of(r)) for r in records] for category, records in groups.items()}
+    pairs = _pairs(groups, rounds_of)
     everything = Counts()
     for records in groups.values():
         for record in records:
@@ -62,13 +62,19 @@ def _category(
     for record in records:
         counts.add(rounds_of(record))
     return {
-        **counts.summary(k), "prompts": len(records), "mean_acceptance_length": ratio(pairs),
+        **counts.summary(k), "prompts": len(pairs), "mean_acceptance_length": ratio(pairs),
         "ci95": bootstrap_interval({"": pairs}, draws, seed),
     }  # fmt: skip
 
 
-def _emitted(rounds: list[Round]) -> tuple[float, float]:
-    return float(sum(len(r.emitted) for r in rounds)), float(len(rounds))
+def _pairs(groups: Groups, rounds_of: RoundsOf) -> dict[str, Pairs]:
+    """Of every category: emitted tokens and rounds of each prompt."""
+
+    def emitted(record: PromptRecord) -> tuple[float, float]:
+        rounds = rounds_of(record)
+        return float(sum(len(r.emitted) for r in rounds)), float(len(rounds))
+
+    return {category: by_prompt(records, emitted) for category, records in groups.items()}
 
 
 def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
@@ -98,7 +104,7 @@ def _replayed(who: str) -> RoundsOf:
 
 
 def _sweep_point(groups: Groups, length: int, draws: int, seed: int) -> dict[str, Any]:
-    pairs = {c: [_emitted(r.replays[f"{SWEEP}{length}"]) for r in records] for c, records in groups.items()}
+    pairs = _pairs(groups, _replayed(f"{SWEEP}{length}"))
     return {
         "num_spec_tokens": length, "mean_acceptance_length": headline(pairs),
         "ci95": bootstrap_interval(pairs, draws, seed),
@@ -182,8 +188,23 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
             f"plain decoding, {greedy['excused']} excused as near-ties, {different} different"
         )
     if sampled is not None:
-        lines.append(f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}")
+        temperatures = " and ".join(f"{t:g}" for t in sampled["temperatures"])
+        lines.append(
+            f"sampled at temperatures {temperatures}: {sampled['test']} over {sampled['draws']} tokens of "
+            f"{sampled['continuations']} texts drawn in {sampled['rounds']} rounds, p = {sampled['p_value']:.4g}"
+            f"{_power(sampled)}"
+        )
     return lines
+
+
+def _power(sampled: dict[str, Any]) -> str:
+    """The smallest bias that the test would have seen; nothing when it had nothing to test."""
+    if sampled["smallest_bias"] is None:
+        return ""
+    return (
+        f"; a bias of {sampled['smallest_bias']:.1%} total variation would have been seen with probability "
+        f"{sampled['power']:g}"
+    )
 
 
 def is_lossless(lossless: dict[str, Any]) -> bool:

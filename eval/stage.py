@@ -13,26 +13,21 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
-from inference.load import load_target, precheck
+from inference.load import load_target, precheck, wants_kernel
 from inference.target import Target
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .html import Trace, render
-from .lossless import (
-    GreedyPair,
-    choose_prefixes,
-    greedy_check,
-    sampled_check,
-    sampled_figures,
-)
+from .lossless import GreedyPair, greedy_check
 from .measure import Contest, contest, evaluated, length_so_far, measure
 from .plots import draw_plots
 from .records import Partial, PromptRecord
 from .replay import longest_draft
 from .report import figures, finite, is_lossless, print_table, stage_figures
+from .sampled import choose_prefixes, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
@@ -150,16 +145,20 @@ def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Pa
 
 
 def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[PromptRecord]) -> dict[str, Any]:
-    """lossless: greedy texts compared, sampled rounds tested. `greedy` is null without prompts at temperature
-    0."""
+    """lossless: greedy texts compared, sampled texts tested. `greedy` is null without prompts at temperature 0."""
     pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
-    exact = replace(cfg.target, dtype="float64", kernel="off")
-    greedy = greedy_check(pairs, cfg.target.dtype, lambda: load_target(exact)) if pairs else None
-    texts = [(r.prompt, r.plain_tokens) for r in records]
-    prefixes = choose_prefixes(texts, subject.drafter)
-    k = min(2, subject.num_spec_tokens)
-    test = sampled_check(target, subject.drafter, prefixes, cfg.bench.lossless_draws, k=k, seed=cfg.seed)
-    return {"greedy": greedy, "sampled": sampled_figures(test)}
+    greedy = greedy_check(pairs, cfg.target.dtype, lambda: stock(cfg.target, target)) if pairs else None
+    prefixes = choose_prefixes([(r.prompt, r.plain_tokens) for r in records], subject.drafter)
+    sampled = sampled_check(
+        target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
+        seed=cfg.seed,
+    )  # fmt: skip
+    return {"greedy": greedy, "sampled": sampled.figures()}
+
+
+def stock(cfg: TargetConfig, target: Target) -> Target:
+    """The target as transformers runs it: itself, or a second copy where own kernels were swapped in."""
+    return load_target(replace(cfg, kernel="off")) if wants_kernel(cfg, target) else target
 
 
 def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> dict[str, Any]:
@@ -178,12 +177,18 @@ def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> 
         "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
         "versions": versions(),
         "settings": {
-            "bench": plain(cfg.bench), "data": plain(cfg.data), "objective": plain(cfg.objective),
-            "optim": plain(cfg.optim), "seed": cfg.seed, "num_spec_tokens": subject.num_spec_tokens,
+            "bench": plain(cfg.bench), **training_settings(subject.about), "seed": cfg.seed,
+            "num_spec_tokens": subject.num_spec_tokens,
             "ngram": {**plain(rivals.ngram), "num_spec_tokens": rivals.ngram_k},
             "protocol": protocol(cfg, subject.num_spec_tokens),
         },
     }  # fmt: skip
+
+
+def training_settings(about: dict[str, Any]) -> dict[str, Any]:
+    """What the drafter was trained with, in whatever run; null where its folder does not say."""
+    training = about.get("training") or {}
+    return {key: training.get(key) for key in ("data", "objective", "optim")}
 
 
 def weights_digest(where: str) -> str | None:

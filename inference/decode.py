@@ -3,6 +3,7 @@
 Rows hold one request each and are refilled from a queue. Knows nothing about data sets or training.
 """
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,14 +19,17 @@ from .acceptance import Round
 from .batch import right_padded, similar_lengths
 from .drafters.base import Context, Draft, Drafter, Features
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
+from .stream import StopChecker
 from .target import Hidden, Target
-from .text import StopChecker
 from .verify import Verdict, verify, verify_greedy
 
 
 @dataclass
 class Request:
-    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched."""
+    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched.
+
+    Of max_new_tokens only as many are taken as the target's context has room for after the prompt.
+    """
 
     prompt: list[int]
     key: str = ""
@@ -39,6 +43,7 @@ class Request:
 class Result:
     """tokens: response ids, EOS included; tokens[0] is prefill's and belongs to no round.
 
+    finish_reason: stop (EOS), stop_string, or length (max_new_tokens, or the end of the target's context).
     hidden [R,H] (when kept): hidden[r] predicted tokens[r]. text: decoded, cut before a stop string.
     seconds: decoding without prefill, meaningful at batch 1.
     """
@@ -59,6 +64,7 @@ class _Row:
     sampling: Sampling
     tokens: list[int]  # prompt and response
     stop: StopChecker | None
+    limit: int  # of the response
     rounds: list[Round] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
     finish_reason: str = ""
@@ -71,7 +77,7 @@ class _Row:
 
     @property
     def room(self) -> int:
-        return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
+        return self.limit - (len(self.tokens) - len(self.request.prompt))
 
 
 class Decoder:
@@ -89,6 +95,9 @@ class Decoder:
         self.target, self.drafter = target, drafter
         self.sampling, self.batch, self.keep_hidden = sampling or Sampling(), batch, keep_hidden
         self.num_spec_tokens = num_spec_tokens if drafter is not None else 0
+        own = drafter.context if drafter is not None else None
+        self.context = target.context or sys.maxsize
+        self.draft_context = min(self.context, own or sys.maxsize)  # no draft goes beyond it
         self.generator = torch.Generator().manual_seed(seed)
         self.on_draft = on_draft
 
@@ -177,18 +186,23 @@ class _Loop:
 
     def _prefill(self, at: list[int], requests: list[Request]) -> list[Result]:
         started = time.perf_counter()
-        lengths = [len(r.prompt) for r in requests]
-        if min(lengths) == 0 or min(r.max_new_tokens for r in requests) < 1:
-            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
-        tokens = right_padded([r.prompt for r in requests]).to(self.target.device)
-        whole = len(at) == len(self.rows)
-        cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
+        for request in requests:
+            self._check(request)
+        prompts = [r.prompt for r in requests]
+        if all(prompt == prompts[0] for prompt in prompts):
+            prompts = prompts[:1]  # many answers to one prompt: it is read once
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = right_padded(prompts).to(self.target.device)
+        whole = len(prompts) == len(self.rows)
+        cache = self.cache if whole else self.target.new_cache(len(prompts), max(lengths))
         if whole:
-            cache.rollback([0] * len(at))
+            cache.rollback([0] * len(prompts))
         out = self.target.forward(tokens, cache, self.taps)
         cache.advance(lengths)
         if not whole:
             self.cache.adopt(at, cache)
+        if len(prompts) < len(at):
+            lengths, tokens, out = lengths * len(at), tokens.expand(len(at), -1), out.expand(len(at))
         self._observe(at, tokens, out, [0] * len(at), lengths)
         last = out.last[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
         self._store_hidden(at, last)
@@ -197,9 +211,19 @@ class _Loop:
         self._sampling = None
         return self._first_tokens(at, last, started)
 
+    def _check(self, request: Request) -> None:
+        if not request.prompt or request.max_new_tokens < 1:
+            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
+        if len(request.prompt) >= self.d.context:
+            raise UserError(
+                f"the prompt{f' {request.key}' if request.key else ''} has {len(request.prompt)} tokens, but the "
+                f"context of {self.target.name} is {self.d.context}, the response included; shorten the prompt"
+            )
+
     def _new_row(self, request: Request) -> _Row:
         stop = StopChecker(self.target.text, request.stop) if request.stop else None
-        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop)
+        limit = min(request.max_new_tokens, self.d.context - len(request.prompt))
+        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop, limit)
 
     def _first_tokens(self, at: list[int], hidden: Tensor, started: float) -> list[Result]:
         sampling = SamplingRows([self._row(b).sampling for b in at], self.target.device)
@@ -259,8 +283,10 @@ class _Loop:
             self.d.drafter.observe(self.state, at, Features(tokens, out.last, out.taps, starts, counts))
 
     def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
-        room = max(row.room for row in self.rows if row is not None)
-        k = min(self.d.num_spec_tokens, room - 1)  # never longer than any row could still use
+        rows = [row for row in self.rows if row is not None]
+        left = self.d.draft_context - max(len(row.tokens) for row in rows)
+        # Never longer than any row could still use, nor than every row's positions allow.
+        k = min(self.d.num_spec_tokens, max(row.room for row in rows) - 1, left)
         if self.d.drafter is None or k < 1:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))

@@ -1,5 +1,6 @@
 """Logits -> processed probabilities -> ids. Knows nothing about models or drafts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -7,6 +8,9 @@ from functools import cached_property
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from conf.errors import require
+from conf.prompts import TEMPERATURES, is_temperature
 
 BLOCK = 128  # ids summed together when one is drawn
 
@@ -24,6 +28,15 @@ class Sampling:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what is no distribution."""
+        finite = math.isfinite(self.temperature)
+        require(finite and is_temperature(self.temperature), "temperature", self.temperature, TEMPERATURES)
+        require(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1 (off)")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
+        require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "> 0 (1: off)")
+
     @property
     def greedy(self) -> bool:
         """Whether the next token is the argmax."""
@@ -40,7 +53,7 @@ class SamplingRows:
         self.penalised = any(r.repetition_penalty != 1.0 for r in rows)
         self.temperature = _numbers([r.temperature or 1.0 for r in rows], device)
         self.is_greedy = torch.tensor([r.greedy for r in rows], device=device)
-        self.top_k = _column(rows, "top_k", 0, device)
+        self.top_k = _column(rows, "top_k", 0, device, torch.int64)
         self.top_p = _column(rows, "top_p", 1.0, device)
         self.min_p = _column(rows, "min_p", 0.0, device)
         self.penalty = _numbers([r.repetition_penalty for r in rows], device)
@@ -54,14 +67,16 @@ class SamplingRows:
         return SamplingRows([replace(r, repetition_penalty=1.0) for r in self.rows], self._device)
 
 
-def _column(rows: Sequence[Sampling], name: str, off: float, device: torch.device) -> Tensor | None:
+def _column(
+    rows: Sequence[Sampling], name: str, off: float, device: torch.device, dtype: torch.dtype = torch.float64
+) -> Tensor | None:
     values = [getattr(r, name) for r in rows]
-    return None if all(v == off for v in values) else _numbers(values, device)
+    return None if all(v == off for v in values) else _numbers(values, device, dtype)
 
 
-def _numbers(values: Sequence[float], device: torch.device) -> Tensor:
-    """[B], floats in float64: 0.7 in float32 would not be 0.7 for float64 logits."""
-    return torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else None, device=device)
+def _numbers(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[B]; in float64, as 0.7 in float32 would not be 0.7 for float64 logits."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:

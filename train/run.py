@@ -97,7 +97,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
 
 def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
     """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
-    best, state = trainer.checkpoints.best(), trainer.state
+    state = trainer.state
+    best = trainer.checkpoints.best(state.validations)
     assert best is not None, "the last step is always validated"
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
@@ -109,11 +110,32 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
         "untrained_tau": untrained,
         "best": best,
     }
-    target = trainer.distillation.target
-    save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, {"training": figures})
+    target, training = trainer.distillation.target, {**figures, **provenance(trainer)}
+    save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
     return {**figures, "earlier_s": trainer.earlier_seconds}
+
+
+def provenance(trainer: Trainer) -> dict[str, Any]:
+    """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
+    cfg, store = trainer.cfg, trainer.loader.store
+    ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
+    return {
+        "objective": plain(cfg.objective),
+        "optim": plain(cfg.optim),
+        "seed": cfg.seed,
+        "data": store.settings.get("data", {}),
+        "store": {
+            "rows": store.num_rows,
+            "response_tokens": store.num_response_tokens,
+            "seconds": round(store.seconds, 2),
+            "sources": store.settings.get("sources", {}),
+        },
+        "seconds": round(trainer.state.seconds, 2),
+        "git_revision": ours.get("git_revision"),
+        "versions": ours.get("versions"),
+    }
 
 
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
@@ -132,6 +154,7 @@ def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) 
             "optim": plain(cfg.optim),
             "checkpoint.validations": cfg.checkpoint.validations,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
+            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
             "launcher.num_processes": world,
             "seed": cfg.seed,
         }

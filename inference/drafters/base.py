@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..cache import SlotCache
@@ -79,7 +80,7 @@ class Drafter(nn.Module, ABC):
     taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
-    reads_cache: bool = False  # needs `Context.cache`
+    context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -118,6 +119,11 @@ class Drafter(nn.Module, ABC):
         distribution at response index a + 1 + k.
         """
         raise TypeError(f"a {self.kind} drafter is not trained")
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model that drafts, saved beside its weights; None for kinds that are no model."""
+        return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""

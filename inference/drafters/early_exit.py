@@ -25,7 +25,6 @@ class EarlyExitDrafter(Drafter):
     """Exit after the first `exit_layer` layers, through `layers` of the target (indices from exit_layer on)."""
 
     kind = "early_exit"
-    reads_cache = True
 
     def __init__(
         self, target: Target, exit_layer: int, layers: Sequence[int], adaptation: Adaptation, lora_rank: int,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
@@ -29,7 +30,7 @@ class HybridDrafter(Drafter):
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
         self.trainable, self.num_steps, self.endless = inner.trainable, inner.num_steps, inner.endless
-        self.taps, self.reads_cache = inner.taps, inner.reads_cache
+        self.taps, self.context = inner.taps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -68,6 +69,11 @@ class HybridDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """The inner drafter's."""
         return self.inner.train_logits(batch)
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The inner drafter's."""
+        return self.inner.model_config
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""

@@ -35,7 +35,6 @@ class JumpDrafter(Drafter):
     """From state `from_layer` to state `to_layer`, then up to state `last_layer` (numbers of layers passed)."""
 
     kind = "jump"
-    reads_cache = True
 
     def __init__(
         self, target: Target, from_layer: int, to_layer: int, last_layer: int, inner_size: int,

@@ -18,33 +18,45 @@
 #define FULL(M) ((M) < 4 ? 4 : 2)
 #endif
 
+#define UNROLL _Pragma("GCC unroll 8") /* or the accumulators would live in memory */
+
 /* R weight rows x M input rows; both constants after inlining, so the accumulators live in registers. P: the weights
  * come from memory, so the next group of rows, whose stream starts anew, is fetched ahead. */
 static inline __attribute__((always_inline)) void block(
     const int R, const int M, const int P, const float *w, const float *x, const float *bias, float *y, int64_t in, int64_t out) {
     vec acc[4][MOST];
+    UNROLL
     for (int r = 0; r < R; r++)
+        UNROLL
         for (int m = 0; m < M; m++) acc[r][m] = (vec){0};
     int64_t k = 0;
     for (; k + LANES <= in; k += LANES) {
         vec xs[MOST];
+        UNROLL
         for (int m = 0; m < M; m++) xs[m] = *(const vec *)(x + m * in + k);
+        UNROLL
         for (int r = 0; r < R; r++) {
             vec wr = *(const vec *)(w + r * in + k);
             if (P) __builtin_prefetch(w + (r + 4) * in + k);
+            UNROLL
             for (int m = 0; m < M; m++) acc[r][m] = multiply_add(wr, xs[m], acc[r][m]);
         }
     }
     if (k < in) { /* the tail goes through the same accumulators, padded with zeros */
         vec xs[MOST];
+        UNROLL
         for (int m = 0; m < M; m++) xs[m] = tail(x + m * in + k, in - k);
+        UNROLL
         for (int r = 0; r < R; r++) {
             vec wr = tail(w + r * in + k, in - k);
+            UNROLL
             for (int m = 0; m < M; m++) acc[r][m] = multiply_add(wr, xs[m], acc[r][m]);
         }
     }
+    UNROLL
     for (int m = 0; m < M; m++) {
         four sums = totals(acc[0][m], acc[R > 1 ? 1 : 0][m], acc[R > 2 ? 2 : 0][m], acc[R > 2 ? 3 : 0][m]);
+        UNROLL
         for (int r = 0; r < R; r++) y[m * out + r] = sums[r] + (bias ? bias[r] : 0);
     }
 }

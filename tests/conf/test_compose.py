@@ -138,7 +138,8 @@ WRONG = {
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target.id=''": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
     "target.kernel=fast": "target.kernel = 'fast' is not allowed; allowed: auto, on, off",
-    "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list of numbers >= 0",
+    "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list, each 0 (greedy) or 1e-05",
+    "bench.temperatures=[1,1e-9]": "bench.temperatures = [1.0, 1e-09] is not allowed; allowed: a list, each 0 (gree",
     "data.temperatures=[]": "data.temperatures = [] is not allowed",
     "data.top_p=0": "data.top_p = 0.0 is not allowed; allowed: above 0, up to 1",
     "data.max_disk=5": "data.max_disk = '5' is not allowed; allowed: a number with a unit: B, KB, MB, GB, TB",
@@ -166,10 +167,10 @@ def test_what_is_wrong_is_named_in_one_line(override: str) -> None:
 
 
 @pytest.mark.parametrize("override, line", [
-    ("temperature=-1", "temperature = -1.0 is not allowed; allowed: >= 0"),
+    ("temperature=-1", "temperature = -1.0 is not allowed; allowed: 0 (greedy) or 1e-05 and more"),
     ("top_k=-1", "top_k = -1 is not allowed; allowed: 0 (off) or more"),
     ("top_p=1.1", "top_p = 1.1 is not allowed; allowed: above 0, up to 1"),
-    ("min_p=1", "min_p = 1.0 is not allowed; allowed: 0 (off) to below 1"),
+    ("min_p=1.1", "min_p = 1.1 is not allowed; allowed: 0 (off) to 1"),
     ("repetition_penalty=0", "repetition_penalty = 0.0 is not allowed; allowed: > 0 (1: off)"),
     ("max_new_tokens=0", "max_new_tokens = 0 is not allowed; allowed: >= 1"),
     ("temprature=1", "temprature is not a known option (did you mean temperature?)"),

@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from conf.compose import load
-from eval.card import card_data, markdown, model_card, not_helping
+from eval.card import card_data, datasets, markdown, model_card, not_helping, training
 from eval.html import Trace, render, trace_section
 from eval.records import PromptRecord, temperature_name
 from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
+from eval.stage import training_settings
 from inference.acceptance import Round
 
 
@@ -48,7 +49,10 @@ def report() -> dict[str, Any]:
             },
             "lossless": {
                 "greedy": {"dtype": "float32", "prompts": 3, "identical": 2, "excused": 1},
-                "sampled": {"test": "G-test", "draws": 10, "p_value": 0.5},
+                "sampled": {
+                    "test": "G-test", "draws": 10, "p_value": 0.5, "continuations": 3, "rounds": 7,
+                    "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
+                },
             },
             "timing": {"setup_s": None, "collect_s": 60.0}, "memory": {"peak_bytes": 2 * 10**9},
             "collect": {"tokens_per_s": None, "response_tokens": None},
@@ -86,7 +90,12 @@ def test_temperatures_are_named_and_nan_becomes_null() -> None:
 def test_the_verdict_and_its_lines(report: dict[str, Any]) -> None:
     lossless = report["lossless"]
     assert is_lossless(lossless)
-    assert "2 of 3 texts identical" in lossless_lines(lossless)[0]
+    greedy, sampled = lossless_lines(lossless)
+    assert "2 of 3 texts identical" in greedy
+    assert "at temperatures 1 and 0.6: G-test over 10 tokens of 3 texts drawn in 7 rounds, p = 0.5" in sampled
+    assert "a bias of 3.1% total variation would have been seen with probability 0.95" in sampled
+    lossless["sampled"]["smallest_bias"] = None
+    assert "bias" not in lossless_lines(lossless)[1]
     lossless["greedy"]["excused"] = 0
     assert not is_lossless(lossless)
     assert "1 different" in lossless_lines(lossless)[0]
@@ -146,3 +155,18 @@ def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
 def test_figures_keep_their_digits() -> None:
     figures = {"a": 1.23456789123e-9, "b": float("nan"), "c": [12345.678912345]}
     assert finite(figures) == {"a": 1.23456789e-09, "b": None, "c": [12345.6789]}
+
+
+def test_the_card_shows_the_training_of_the_drafter_not_of_this_run(report: dict[str, Any]) -> None:
+    report["drafter"]["training"] = {"store": {"response_tokens": 12345}}
+    report["collect"]["response_tokens"] = 678
+    text = training(report)
+    assert "12,345" in text and "678" not in text and "| objective | lk |" in text and "the target's own" in text
+    report["settings"] |= {"data": None, "objective": None}  # a folder that does not say
+    assert training(report).count("not recorded") == 4 and datasets(report) == []
+
+
+def test_settings_come_from_the_drafter_folder() -> None:
+    training = {"data": {"mode": "prefill"}, "objective": {"kind": "ce"}, "optim": {"lr": 1.0}, "steps": 3}
+    assert training_settings({"training": training}) == {k: training[k] for k in ("data", "objective", "optim")}
+    assert training_settings({}) == {"data": None, "objective": None, "optim": None}

@@ -91,6 +91,19 @@ def test_every_kept_position_is_shown_once(batch: int, lookup: bool) -> None:
     assert mismatch(make_target(), batch, lookup) < 1e-9
 
 
+def test_a_prompt_that_is_read_once_for_many_rows_is_shown_to_each() -> None:
+    target = make_target()
+    watcher = Watcher(make_drafter("lm", target), (1,))
+    list(Decoder(target, watcher, batch=3).run([Request(PROMPTS[3], max_new_tokens=4) for _ in range(3)]))
+    texts = watcher.all_texts()
+    assert len(texts) == 3
+    for ids, tensors in texts:
+        read = target.read(torch.tensor([ids]), torch.tensor([len(ids)]), (1,))
+        assert ids[: len(PROMPTS[3])] == PROMPTS[3]
+        for mine, true in zip(tensors, (read.last, *read.taps), strict=True):
+            torch.testing.assert_close(mine, true[0], rtol=0, atol=1e-9)
+
+
 def test_positions_of_another_row_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     true = _Loop._observe
     monkeypatch.setattr(_Loop, "_observe", lambda loop, at, tokens, *rest: true(loop, at[::-1], tokens, *rest))
