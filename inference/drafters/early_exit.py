@@ -18,7 +18,7 @@ from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, Resume
 from .tail import DraftLayers, ExitReadout
-from .unroll import Unroll, at_positions, pending_positions, read_text
+from .unroll import TextReader, Unroll, at_positions, pending_positions
 
 
 class EarlyExitDrafter(Drafter):
@@ -34,6 +34,7 @@ class EarlyExitDrafter(Drafter):
         self.target, self.exit_layer = target, exit_layer
         self.tail = DraftLayers(target, layers, adaptation, lora_rank)
         self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
+        self.reader = TextReader(target, exit_layer, self.tail.indices)
         self.endless = not self.tail.indices
         self.num_steps = 1 if self.endless else num_steps
         self.trainable = any(p.requires_grad for p in self.parameters())
@@ -64,10 +65,10 @@ class EarlyExitDrafter(Drafter):
 
     def train_logits(self, batch: Batch) -> Tensor:
         """[B, A, 1, D] without layers past the exit (no step depends on its anchor), else [B, A, K, D]."""
-        states, text = read_text(self.target, batch.tokens, self.exit_layer, self.tail.indices)
+        text = self.reader(batch)
         pending, logits = pending_positions(batch), []
         unroll = Unroll(self.target, text, pending)
         for step in range(self.num_steps):
-            drafted, _ = self.tail(at_positions(states, pending + step), unroll.step(), unroll)
+            drafted, _ = self.tail(at_positions(text.states, pending + step), unroll.step(), unroll)
             logits.append(self.readout(drafted))
         return torch.stack(logits, 2)

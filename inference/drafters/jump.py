@@ -21,7 +21,7 @@ from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, Features
 from .tail import DraftLayers, ExitReadout, Residual
-from .unroll import Unroll, at_positions, pending_positions, read_text
+from .unroll import TextReader, Unroll, at_positions, pending_positions
 
 
 @dataclass
@@ -48,6 +48,7 @@ class JumpDrafter(Drafter):
         self.predictor = Residual(width, 2 * width, inner_size)
         self.tail = DraftLayers(target, range(to_layer, last_layer), adaptation, lora_rank)
         self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
+        self.reader = TextReader(target, from_layer, self.tail.indices)
 
     def start(self, batch: int) -> JumpState:
         """Nothing seen yet."""
@@ -86,9 +87,9 @@ class JumpDrafter(Drafter):
 
     def train_logits(self, batch: Batch) -> Tensor:
         """Chains from every anchor [B, A, K, D], fed the true tokens and their own states."""
-        states, text = read_text(self.target, batch.tokens, self.from_layer, self.tail.indices)
+        text = self.reader(batch)
         pending, logits = pending_positions(batch), []
-        reached, unroll = at_positions(states, pending - 1), Unroll(self.target, text, pending)
+        reached, unroll = at_positions(text.states, pending - 1), Unroll(self.target, text, pending)
         tokens, anchors = F.pad(batch.response, (0, self.num_steps)), pending.shape[1]
         for step in range(self.num_steps):
             drafted, reached = self.advance(reached, tokens[:, step : step + anchors], unroll.step(), unroll)

@@ -10,6 +10,7 @@ import torch
 from drafting import make_config, make_drafter, make_target
 from torch import Tensor, nn
 
+import inference.drafters.unroll as unroll
 from conf.errors import ConfigError, UserError
 from conf.exits import Adaptation
 from conf.schema import EarlyExitConfig, JumpConfig
@@ -24,7 +25,7 @@ from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.jump import JumpDrafter
 from inference.drafters.ranges import exit_layers, jump_layers
 from inference.drafters.tail import ExitReadout, copy_layer, with_lora
-from inference.drafters.unroll import Unroll
+from inference.drafters.unroll import TextReader, Unroll
 from inference.fused import can_fuse, fuse
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
@@ -185,8 +186,9 @@ def _forgets_its_own_steps(patch: pytest.MonkeyPatch) -> None:
 
     def mask(self: Unroll, positions: Tensor, window: int | None) -> Tensor:
         out = true(self, positions, window).clone()
-        own = self.text.view + positions.shape[1] * (self.count - 1)
-        out[..., self.text.view : own] = torch.finfo(out.dtype).min
+        width = self.text.states.shape[1]
+        own = width + positions.shape[1] * (self.count - 1)
+        out[..., width:own] = torch.finfo(out.dtype).min
         return out
 
     patch.setattr(Unroll, "_mask", mask)
@@ -316,6 +318,30 @@ def test_nothing_to_train_is_known() -> None:
     assert not make_config("early_exit", adaptation="frozen", adapter=False).trains
     assert make_config("early_exit", layers=[]).trains and make_config("jump", adaptation="frozen").trains
     assert not ExitReadout(deep(), None, False, 0).state_dict()
+
+
+@pytest.mark.parametrize("kind", ["early_exit", "jump"])
+def test_rows_that_were_read_are_remembered(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By key, whatever the company; validation's rows have no key."""
+    target, asked_for = deep(), Counter[int]()
+    drafter = whole(kind, target)
+    reads = TextReader._read
+    def counted(self: TextReader, tokens: Tensor) -> list[Tensor]:
+        asked_for.update([tokens.shape[1]])
+        return reads(self, tokens)
+
+    monkeypatch.setattr(TextReader, "_read", counted)
+    batch = _batch(target)
+    fresh = drafter.train_logits(batch)
+    batch.keys = ["a", "b"]
+    for _ in range(2):
+        torch.testing.assert_close(drafter.train_logits(batch), fresh, rtol=0, atol=0)
+    assert asked_for == {7: 4}  # both rows are 7 long: once without keys, once with
+    monkeypatch.setattr(unroll, "REMEMBERED", 0)
+    batch.keys = ["c", "d"]
+    for _ in range(2):
+        drafter.train_logits(batch)
+    assert asked_for.total() == 8
 
 
 # Refusals
