@@ -22,7 +22,7 @@ class SelfConfig(DrafterConfig):
     """What an exit and a jump share: layers that draft over the target's own keys and values, and the readout."""
 
     draft_vocab_size: int = 4096
-    num_steps: int = 4  # drafted steps that training unrolls, where a step reads what earlier ones left
+    unroll: int = 4  # drafted steps in training, where a step reads what earlier ones left
     adaptation: Adaptation = Adaptation.full  # of the layers that draft
     lora_rank: int = 8  # adaptation=lora
     adapter: bool = True  # a small residual network in front of the target's final norm
@@ -30,13 +30,13 @@ class SelfConfig(DrafterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(1 <= self.num_steps <= 64, "drafter.num_steps", self.num_steps, "1 to 64")
+        require(1 <= self.unroll <= 64, "drafter.unroll", self.unroll, "1 to 64")
         require(self.lora_rank >= 1, "drafter.lora_rank", self.lora_rank, "1 or more; adaptation=full: no LoRA")
         require(self.adapter_size >= 0, "drafter.adapter_size", self.adapter_size, "0 (the target's width) or more")
 
     def _require_unrolled(self) -> None:
-        within = f"1 to drafter.num_steps = {self.num_steps}"
-        require(self.num_spec_tokens <= self.num_steps, "drafter.num_spec_tokens", self.num_spec_tokens, within)
+        within = f"1 to drafter.unroll = {self.unroll}"
+        require(self.num_spec_tokens <= self.unroll, "drafter.num_spec_tokens", self.num_spec_tokens, within)
 
 
 @dataclass

@@ -12,8 +12,8 @@ from . import schema
 from .errors import ConfigError
 
 DRAFTERS = (
-    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.LmConfig, schema.EarlyExitConfig,
-    schema.JumpConfig,
+    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.LmConfig,
+    schema.EarlyExitConfig, schema.JumpConfig,
 )  # fmt: skip
 
 # What OmegaConf says about a value of the wrong type -> what is allowed.
@@ -25,6 +25,7 @@ ALLOWED = (
     (r"not a ListConfig", "a list, such as [a,b]"),
     (r"to string|of str", "text"),
     (r"not Optional", "a value, not null"),
+    (r"to Dict", "names with values, such as {a: 1}"),
     (r"of (\w+)Config", "its keys, as key.name=value"),
 )
 
@@ -71,6 +72,8 @@ def _from_text(error: BaseException) -> str:
     text = str(error)
     if match := re.search(r"In '([^']*)': (?:\w+) raised .*\n(.*)\n\s+full_key: (\S+)", text):
         return f"{match[3]}: {match[2]} (set by {match[1]})"
+    if match := re.search(r"Sweep parameters '([^']+)'", text):
+        return f"override {match[1]!r} stands for several values; give one: every run is a run of its own"
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(match[1])
     if match := re.search(r"Could not (?:load|find) '([^'/]+)/([^']+)'", text):

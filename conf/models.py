@@ -35,10 +35,12 @@ class DrafterConfig:
     kind: str = MISSING
     num_spec_tokens: int = 3
     folder: str | None = None  # evaluate or continue an existing drafter folder
+    warm_start: str | None = None  # train from the weights and the vocabulary of an earlier drafter's folder
     dtype: str = "float32"
     lookup: bool = False
     max_match: int = 4  # lookup: longest and shortest suffix that is looked up
     min_match: int = 2
+    tune_lookup: bool = True  # choose both anew on the choosing prompts when training ends
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
@@ -49,6 +51,8 @@ class DrafterConfig:
         require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
         require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
+        alone = self.warm_start is None or (self.folder is None and own != "ngram")
+        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup")
 
     @property
     def trains(self) -> bool:
@@ -100,12 +104,37 @@ class HydraConfig(HeadsConfig):
     """Hydra heads: a chain over the last hidden state and the embeddings of the tokens drafted so far."""
 
     kind: str = "hydra"
-    inner_size: int = 0  # width of the inner layer; 0: twice the target's width
+    chain: str = "mlp"  # mlp | gru | lstm: what a step of the chain is
+    inner_size: int = 0  # width of its inner layer; 0: twice the target's width (mlp), the target's (gru, lstm)
     share_steps: bool = True  # one block for all steps, or one for each
+    prefix_attention: bool = False  # start at a decoder layer over the whole prefix (Hydra++)
+    taps: list[int] = field(default_factory=list)  # hidden_states mixed into the start, beside the last
+    own_head: bool = False  # train head rows of its own instead of reading out by the target's
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (twice the target's width) or more")
+        require(self.chain in ("mlp", "gru", "lstm"), "drafter.chain", self.chain, "mlp, gru, lstm")
+        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (a multiple of the target's) or more")
+
+
+@dataclass
+class Eagle3Config(DrafterConfig):
+    """EAGLE-3: one decoder layer over fused taps of the target, trained on its own outputs."""
+
+    kind: str = "eagle3"
+    draft_vocab_size: int = 4096
+    unroll: int = 5  # steps of the training-time test
+    own_tokens: float = 0.0  # share of its later steps that read the drafter's own token, not the response's
+    inner_size: int = 0  # width of the layer's MLP; 0: the target's
+    taps: list[int] = field(default_factory=list)  # hidden_states read; []: [2, N//2, N-3], as engines expect
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(1 <= self.unroll <= 64, "drafter.unroll", self.unroll, "1 to 64")
+        require(0 <= self.own_tokens <= 1, "drafter.own_tokens", self.own_tokens, "0 to 1")
+        require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (the target's) or more")
+        steps = f"1 to drafter.unroll = {self.unroll}"
+        require(self.num_spec_tokens <= self.unroll, "drafter.num_spec_tokens", self.num_spec_tokens, steps)
 
 
 @dataclass

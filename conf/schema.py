@@ -6,7 +6,7 @@ from omegaconf import MISSING
 
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
-from .models import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
+from .models import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
@@ -25,6 +25,7 @@ __all__ = [
     "DataConfig",
     "DataMode",
     "DrafterConfig",
+    "Eagle3Config",
     "EarlyExitConfig",
     "Features",
     "GenerateConfig",
@@ -78,7 +79,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
-        require(self.seed >= 0, "seed", self.seed, ">= 0")
+        require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig) else 3.0
 

@@ -10,7 +10,7 @@ from conf.errors import UserError
 from conf.paths import record, run_dir, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
-from inference.load import load_target, precheck
+from inference.load import device_memory, load_target, precheck
 from inference.target import Target
 
 from .collect import CLOSE_ENOUGH, Skipped, collect
@@ -115,7 +115,7 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
             if not store.num_rows:
                 raise UserError(f"nothing was collected ({skipped}): check data.sources, data.max_prompt_tokens")
             store.update(complete=collection_digest(cfg, candidates.revisions), settings=store.settings)
-            figures.update(figures_of(store, cfg.data))
+            figures.update(figures_of(store, cfg.data), **device_memory(target.device))
     if str(skipped):
         print(skipped)
     if figures["shortfall"]:

@@ -37,6 +37,6 @@ def _benchmark(source: str, cfg: RunConfig) -> Benchmark:
     return Benchmark(name, prompts, source == BUILTIN)
 
 
-def choosing_prompts(cfg: RunConfig, count: int = 14) -> list[Prompt]:
+def choosing_prompts(cfg: RunConfig, count: int = 21) -> list[Prompt]:
     """Built-in prompts that baselines are tuned on; never reported on."""
     return load_prompts([BUILTIN], limit=count, seed=cfg.seed, split="choose")

@@ -15,10 +15,10 @@ UNKNOWN = "not recorded"
 OWN_LOOP = (
     "This drafter runs in draftsmith's own lossless loop:\n\n"
     '    make generate PROMPT="..." ARGS="{target} drafter.folder=FOLDER"\n\n'
-    "with FOLDER the downloaded folder. {why} No serving line of another engine is given, because none loads "
-    "this folder."
+    "with FOLDER the downloaded folder. {why} So no serving line of another engine is given."
 )
 ENGINES = {
+    "eagle3": "The tensors and config.json are in EAGLE-3's published layout, but no other engine has run this folder.",
     "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
     "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
     "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
@@ -181,10 +181,8 @@ def not_helping(report: Report) -> str:
     lines = []
     for name, temperature, entry in runs(report["speed"]):
         for category, values in {"all categories": entry, **entry["by_category"]}.items():
-            low = values["speedup_ci95"][0]
-            if low is None and values["speedup"] > 1:
-                continue  # one prompt: no interval, and the figure itself is above 1
-            if low is None or low <= 1:
+            low = values["speedup"] if values["speedup_ci95"][0] is None else values["speedup_ci95"][0]  # one prompt
+            if low is not None and low <= 1:
                 figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
                 lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
     measured = "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
@@ -205,9 +203,7 @@ def training(report: Report) -> str:
     """Data, objective, and what it took."""
     trained, timing = report["drafter"].get("training") or {}, report["timing"]
     data, objective = report["settings"]["data"] or {}, report["settings"]["objective"] or {}
-    heads = chain_kind(report) in ("hydra", "medusa")
     sources = [s if s.startswith("hub:") else Path(s).name for s in data.get("sources", [])]
-    minutes = {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()}
     tokens = trained.get("store", {}).get("response_tokens", report["collect"]["response_tokens"])
     responses = {"generate": "the target's own", "prefill": "existing ones, read by it"}
     return facts(
@@ -217,10 +213,34 @@ def training(report: Report) -> str:
             "response tokens": UNKNOWN if tokens is None else f"{tokens:,}",
             "temperatures": data.get("temperatures", UNKNOWN), "objective": objective.get("kind", UNKNOWN),
             "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
-            "taps": "last hidden state, after the final norm" if heads else "none",
-            "time": minutes, "peak memory": f"{report['memory']['peak_bytes'] / 1e9:.1f} GB",
+            "taps": taps(report["drafter"]["config"]),
+            "time": times(trained, timing), "peak memory": memory(report["memory"]),
         }
     )  # fmt: skip
+
+
+def times(trained: dict[str, Any], timing: dict[str, float | None]) -> dict[str, str]:
+    """Minutes of each stage; of collection and training what the drafter itself says, if it does."""
+    own = {"collect_s": trained.get("store", {}).get("seconds"), "train_s": trained.get("seconds")}
+    seconds = {key: own.get(key) or value for key, value in timing.items() if key != "total_s"}
+    return {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in seconds.items()}
+
+
+def memory(peaks: dict[str, int | None]) -> str:
+    """The largest resident memory of a stage, and the largest on a CUDA device where there was one."""
+    shown = {"": peaks["peak_bytes"], " on the CUDA device": peaks["cuda_peak_bytes"]}
+    return ", ".join(f"{value / 1e9:.1f} GB{where}" for where, value in shown.items() if value) or UNKNOWN
+
+
+def taps(config: dict[str, Any]) -> str:
+    """Which of the target's states the drafter reads."""
+    indices = [f"hidden_states {config['taps']}"] if config.get("taps") else []
+    match config["kind"]:
+        case "hydra" | "medusa":
+            return ", ".join(["last hidden state, after the final norm", *indices])
+        case "eagle3":
+            return indices[0] if indices else "hidden_states [2, N//2, N-3] of N layers"
+    return "none"
 
 
 def facts(values: dict[str, Any]) -> str:

@@ -15,9 +15,10 @@ Report = dict[str, Any]
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430}
 h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em;border-bottom:1px solid #dde2e8}
-table{border-collapse:collapse;margin:.6em 0}td,th{padding:.25em .8em;text-align:right}
+table{border-collapse:collapse;margin:.6em 0;display:block;overflow-x:auto}td,th{padding:.25em .8em;text-align:right}
 td,th{border-bottom:1px solid #e7ebef}
-td:first-child,th:first-child{text-align:left}.note{color:#5b6673}.bad{color:#b3261e;font-weight:600}
+td:first-child,th:first-child,.facts td{text-align:left}
+.facts td{overflow-wrap:anywhere}.note{color:#5b6673}.bad{color:#b3261e;font-weight:600}
 img{max-width:100%}
 pre.trace{white-space:pre-wrap;background:#f7f8fa;padding:1em;border-radius:6px;line-height:1.8}
 .accepted{background:#cdebd0}.lookup{background:#cfe3f7}.bonus{background:#fdf0c4}.prefill{background:#e4e6ea}
@@ -61,7 +62,8 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         "<h2>Settings</h2>",
         key_values(report["settings"]),
     ]
-    head = f"<meta charset='utf-8'><title>{escape(title(report))}</title><style>{STYLE}</style>"
+    meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>"
+    head = f"{meta}<title>{escape(title(report))}</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
@@ -81,11 +83,11 @@ def interval(bounds: list[float | None]) -> str:
     return f"[{number(bounds[0])}, {number(bounds[1])}]"
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
+def table(header: list[str], rows: list[list[str]], kind: str = "figures") -> str:
     """An HTML table; every cell is escaped."""
     cells = "".join(f"<th>{escape(h)}</th>" for h in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table><tr>{cells}</tr>{body}</table>"
+    return f"<table class='{kind}'><tr>{cells}</tr>{body}</table>"
 
 
 def acceptance_table(report: Report) -> str:
@@ -196,4 +198,4 @@ def image(path: Path, name: str) -> str:
 
 def key_values(values: dict[str, Any]) -> str:
     """Two columns; nested values as they print."""
-    return table(["", ""], [[key, str(value)] for key, value in values.items()])
+    return table(["", ""], [[key, str(value)] for key, value in values.items()], "facts")

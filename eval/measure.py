@@ -14,40 +14,42 @@ from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
+from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
+from inference.tuning import Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
-from .replay import Lookup, Record, chain_chances, chain_of, longest_draft, lookup_of, replay, tune_lookup
-from .report import SWEEP
+from .report import NGRAM, NGRAM_SAME_LENGTH, SWEEP
 from .speed import Pair, Pairing
 
 TUNING_TOKENS = 64
+NGRAM_LONGEST = 10  # draft tokens of the n-gram baseline: what transformers suggests for its prompt lookup
 
 
 @dataclass
 class Contest:
-    """The drafter and what it is compared with: the tuned prompt lookup, its untrained self, and itself
-    alone."""
+    """The drafter and what it is compared with: tuned prompt lookup with a draft length of its own and with the
+    drafter's, its untrained self, and itself alone."""
 
     target: Target
     drafter: Drafter
     untrained: Drafter | None
     num_spec_tokens: int
-    ngram: Lookup
-    ngram_k: int
+    ngrams: dict[str, Tuned]
 
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
-        out = {"ngram": replay(record, self.ngram_k, lookup=self.ngram)}
+        out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
         k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
         lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
         source = chain_of(self.drafter).kind
         if self.untrained is not None:
-            chances = self._chances(self.drafter, record, longest, sampling)
             fresh = self._chances(self.untrained, record, k, sampling)
             out["untrained"] = replay(record, k, lookup=lookup, chances=fresh, source=source, generator=generator)
+        if self.drafter.trainable:
+            chances = self._chances(self.drafter, record, longest, sampling)
             out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
         for length in range(1, longest + 1):
             out[f"{SWEEP}{length}"] = replay(
@@ -64,10 +66,14 @@ class Contest:
 def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
     untrained = before_training(target, drafter, config)
-    requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
-    texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
-    records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]
-    return Contest(target, drafter, untrained, k, *tune_lookup(records, k))
+    requests = [
+        Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS, meta=prompt.category)
+        for prompt in choosing
+    ]
+    results = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
+    texts = [Text(r.request.meta, record_of(r)) for r in results]
+    ngrams = {NGRAM: tune(texts, range(1, max(k, NGRAM_LONGEST) + 1)), NGRAM_SAME_LENGTH: tune(texts, [k])}
+    return Contest(target, drafter, untrained, k, ngrams)
 
 
 def before_training(target: Target, drafter: Drafter, config: DrafterConfig) -> Drafter | None:

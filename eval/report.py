@@ -22,7 +22,8 @@ Report = dict[str, Any]
 Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
-BASELINES = ("ngram", "untrained", "trained_alone")
+NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
+BASELINES = (NGRAM, NGRAM_SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -87,7 +88,7 @@ def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -
             _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))
             kept = next(iter(groups.values()))[0].replays
             for who in (b for b in BASELINES if b in kept):
-                length = ngram_k if who == "ngram" else k
+                length = ngram_k if who == NGRAM else k
                 section = acceptance_section(groups, _replayed(who), length, draws, seed)
                 _put(out["baselines"].setdefault(who, {}), place, section)
             lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
@@ -115,17 +116,23 @@ def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
     section.setdefault(place[0], {})[place[1]] = value
 
 
-def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
-    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind.
+def stage_figures(run_dir: Path, setup: Path, *, own: bool) -> dict[str, Any]:
+    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind; own: they
+    made the drafter, else their collection and training are another drafter's.
 
-    A stage that did not run here is null; total_s sums the others.
+    A stage that did not run here is null; total_s sums the others. peak_bytes is the largest resident memory of a
+    stage's process, cuda_peak_bytes the largest on a CUDA device (null without one).
     """
-    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") for stage in STAGES[1:]}
+    ran = STAGES[1:] if own else STAGES[3:]
+    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") if stage in ran else {} for stage in STAGES[1:]}
     files["setup"] = {"seconds": read_json(setup).get("setup_s")}
     seconds = {f"{stage}_s": files[stage].get("seconds") for stage in STAGES}
     return {
         "timing": {**seconds, "total_s": round(sum(s for s in seconds.values() if s is not None), 2)},
-        "memory": {"peak_bytes": max((f.get("peak_bytes") or 0 for f in files.values()), default=0)},
+        "memory": {
+            key: max((f[key] for f in files.values() if f.get(key)), default=None)
+            for key in ("peak_bytes", "cuda_peak_bytes")
+        },
         "collect": {
             "tokens_per_s": files["collect"].get("tokens_per_s"),
             "response_tokens": files["collect"].get("tokens"),
@@ -149,15 +156,17 @@ def print_table(report: Report, console: Console | None = None) -> None:
         console.width = 110
     lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else ", LOSSY acceptance"
     table = Table(title=f"{report['drafter']['kind']} on {report['target']['id']}{lossy}")
-    for column in ("set", "drafter", "tokens a round (bonus included)", "speed-up", "tokens/s"):
+    for column in ("set", "drafter", "draft tokens", "tokens a round (bonus included)", "speed-up", "tokens/s"):
         table.add_column(column, justify="left" if column in ("set", "drafter") else "right")
     for name, temperature, entry in runs(report["acceptance"]):
         speed = report["speed"][name][temperature]
         where = f"{name} {temperature}"
         rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
-        table.add_row(where, report["drafter"]["kind"], _length(entry), _speedup(speed), rates)
+        kind, drafted = report["drafter"]["kind"], str(entry["num_spec_tokens"])
+        table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
         for baseline, section in report["baselines"].items():
-            table.add_row(where, baseline, _length(section[name][temperature]), "", "")
+            other = section[name][temperature]
+            table.add_row(where, baseline, str(other["num_spec_tokens"]), _length(other), "", "")
     console.print(table)
     for line in lossless_lines(report["lossless"]):
         console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,10 +22,10 @@ from inference.batch import right_padded
 from inference.decode import Decoder, Request
 from inference.drafters.base import Drafter
 from inference.drafters.ngram import SuffixIndex
+from inference.replay import lookup_of
 from inference.sampling import Sampling, process
 from inference.target import Target
 
-from .replay import lookup_of
 from .statistics import GTest, Transform
 
 Path = tuple[int, ...]
@@ -105,9 +106,12 @@ def _continue(decoder: Decoder, prefix: list[int], draws: int, out: SampledTest)
 def _compare(counts: Counter[int], probs: Tensor, test: GTest, rare: Transform) -> None:
     """One place: a test of its own when it was visited often and had more than one likely outcome."""
     exact = probs.double().numpy()
-    if counts.total() >= ENOUGH and test.add([counts[token] for token in range(len(exact))], exact):
+    tokens, times = zip(*sorted(counts.items()), strict=True)
+    observed = np.zeros(len(exact))
+    observed[list(tokens)] = times
+    if counts.total() >= ENOUGH and test.add(observed, exact):
         return
-    for token, count in sorted(counts.items()):
+    for token, count in zip(tokens, times, strict=True):
         rare.add(token, count, exact)
 
 

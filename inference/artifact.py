@@ -4,10 +4,11 @@ no code; nothing else is needed to load it but the target.
 drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
 (`training`); a drafter loads only onto the target it was made for.
 
-training: {} for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's settings), `data` (the
-settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and their
-revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that chose the weights),
-`untrained_tau`, `config_digest` (of all that the weights depend on). What a folder does not say is missing.
+training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
+settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
+sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
+chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `config_digest` (of
+all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -21,11 +22,13 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
-from conf.errors import UserError
+from conf.errors import UserError, require
 from conf.schema import (
     DrafterConfig,
+    Eagle3Config,
     EarlyExitConfig,
     HydraConfig,
     JumpConfig,
@@ -39,9 +42,10 @@ from .stock import read_config
 from .target import Target
 
 WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
-VOCAB_KEY = "draft_ids"
+VOCAB_KEY = "draft_ids"  # target ids of the draft ids
+D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
-    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
+    "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "lm": LmConfig,
     "early_exit": EarlyExitConfig, "jump": JumpConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
@@ -56,17 +60,24 @@ def save_drafter(
     try:
         temporary.mkdir(parents=True)
         tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.parameters_to_save().items()}
-        if drafter.draft_ids is not None:
+        if drafter.draft_ids is not None and D2T not in tensors:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
-        if drafter.model_config is not None:
-            drafter.model_config.to_json_file(temporary / MODEL_CONFIG)
+        write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
         about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"the drafter can't be written to {folder}: {error}; what was there is untouched") from error
+
+
+def write_model_config(config: PretrainedConfig | dict[str, Any] | None, path: Path) -> None:
+    """config.json of a drafter that has one; a dictionary is written out in full, whatever the defaults are."""
+    if isinstance(config, dict):
+        path.write_text(json.dumps(config, indent=2) + "\n")
+    elif config is not None:
+        config.to_json_file(path)
 
 
 def replace_folder(new: Path, folder: Path) -> None:
@@ -134,13 +145,36 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
         tensors = load_file(folder / WEIGHTS)
     except (OSError, SafetensorError) as error:
         raise UserError(f"{folder / WEIGHTS} can't be read: {error}") from error
-    vocab = tensors.pop(VOCAB_KEY, None)
+    vocab = _vocab_of(tensors)
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
     saved = read_config(str(folder), f"drafter {where}") if isinstance(cfg, LmConfig) else None
     drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved)
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
+
+
+def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:
+    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start.
+
+    The vocabulary is the earlier one as it stands: chosen anew, it would permute the head. Raises UserError as
+    `load_drafter` does; ConfigError for another kind or size of vocabulary, UserError for other sizes.
+    """
+    assert cfg.warm_start is not None
+    earlier, found, _ = load_drafter(cfg.warm_start, target)
+    require(found.kind == cfg.kind, "drafter.warm_start", cfg.warm_start, f"a {cfg.kind} drafter; it is a {found.kind}")
+    kept = f"{found.draft_vocab_size}, as in drafter.warm_start"
+    same = cfg.draft_vocab_size == found.draft_vocab_size
+    require(same, "drafter.draft_vocab_size", cfg.draft_vocab_size, kept)
+    drafter = build(cfg, target, earlier.draft_ids)
+    load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")
+    return drafter
+
+
+def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """The trimmed vocabulary [D] that the tensors tell; None: the full one. Takes out what is no weight."""
+    offsets = tensors.get(D2T)
+    return tensors.pop(VOCAB_KEY, None) if offsets is None else offsets + torch.arange(len(offsets))
 
 
 def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:
@@ -153,6 +187,8 @@ def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str)
             raise UserError(f"{where}: {name} is {tuple(tensors[name].shape)}, expected {tuple(tensor.shape)}")
         if tensors[name].is_floating_point() and not bool(torch.isfinite(tensors[name]).all()):
             raise UserError(f"{where}: {name} holds NaN or Inf")
+        if name in (D2T, T2D) and not torch.equal(tensors[name].to(tensor.device), tensor):
+            raise UserError(f"{where}: {name} does not belong to the vocabulary it is saved with")
         tensor.copy_(tensors[name])
 
 

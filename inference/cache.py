@@ -91,6 +91,18 @@ class SlotCache(Cache):
         self._index = None if even else (torch.arange(self.batch, device=device)[:, None], positions)
         return positions
 
+    def begin_ragged(self, counts: Sequence[int], device: torch.device) -> Tensor:
+        """Prepare to write counts[b] new tokens of row b, all rows' one after another as one row of M = sum(counts);
+        returns their positions (= slots) [1, M].
+        """
+        self.view = max(length + n for length, n in zip(self.lengths, counts, strict=True))
+        if self.view > self.slots:
+            self._grow(_round_up(self.view))
+        places = [(b, self.lengths[b] + i) for b, n in enumerate(counts) for i in range(n)]
+        index = torch.tensor(places, device=device).T[:, None]  # [2, 1, M]
+        self._index = (index[0], index[1])
+        return index[1]
+
     def write(self, buffer: Tensor, states: Tensor) -> None:
         """Put states [B, heads, n, head_dim] where `begin` said."""
         if self._index is None:

@@ -11,10 +11,14 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from conf.digest import digest_of
 from conf.errors import UserError, require
-from conf.schema import LmConfig, RunConfig, TargetConfig
+from conf.paths import cache_folder
+from conf.schema import Eagle3Config, HydraConfig, LmConfig, RunConfig, TargetConfig
 
-from .drafters import check_layers, check_tokenizer, needs_vocab
-from .embedded import cache_folder, embedded_target
+from .drafters import check_tokenizer, needs_vocab
+from .drafters.eagle3_model import taps_of
+from .drafters.hydra_prefix import prefix_taps
+from .drafters.ranges import check_layers
+from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
 from .stock import first_line, read_config, read_model
 from .target import Target
@@ -41,8 +45,10 @@ def load_target(cfg: TargetConfig) -> Target:
     where = resolve(cfg.id)
     load_config(where, cfg)
     text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
+    weights = checked_weights(Path(where)) if cfg.id == "embedded" else None
     model = load_model(where, cfg)
-    target = Target(model, text, cfg.id, identity_of(model, where, cfg, text))
+    weights = weights or weights_digest(model, local_folder(where, cfg.revision))
+    target = Target(model, text, cfg.id, identity_of(model, weights, cfg, text))
     if wants_kernel(cfg, target):
         fuse(target)
     return target
@@ -90,6 +96,10 @@ def precheck(cfg: RunConfig) -> None:
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
     check_layers(cfg.drafter, layers, name)
+    if isinstance(cfg.drafter, Eagle3Config):
+        taps_of(cfg.drafter.taps, layers, name)
+    if isinstance(cfg.drafter, HydraConfig):
+        prefix_taps(cfg.drafter, layers, name)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         _precheck_separate(cfg, cfg.drafter.model, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
@@ -129,6 +139,11 @@ def _is_stateful(config: Any) -> bool:
     return by_key or bool(getattr(model, "_is_stateful", False))
 
 
+def device_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process held on a CUDA device, as `cuda_peak_bytes`; {} on others."""
+    return {"cuda_peak_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
+
+
 def device_of(name: str) -> torch.device:
     """`auto`: CUDA when there is one, else the CPU. Raises UserError for a device that isn't there."""
     if name == "auto":
@@ -141,14 +156,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
+def identity_of(model: PreTrainedModel, weights: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
     """What must be equal for a store, a drafter and a target to belong together."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
     return {
         "id": cfg.id,
         "revision": cfg.revision or getattr(model.config, "_commit_hash", None),
         "config_digest": digest_of(config),
-        "weights_digest": weights_digest(model, local_folder(where, cfg.revision)),
+        "weights_digest": weights,
         "tokenizer_digest": text.tokenizer_digest,
         "template_digest": text.template_digest,
         "template_kwargs": dict(cfg.template_kwargs),

@@ -59,7 +59,8 @@ def check_parity(
             for k in range(min(r.accepted + 1, draft.shape[0])):
                 step, at = (0, anchor + k) if drafter.endless else (k, anchor)
                 if at < train.shape[0]:
-                    difference = float((draft[k] - train[at, step]).abs().max())
+                    # float64 copies of one position [D] at a time
+                    difference = float((draft[k].double() - train[at, step].double()).abs().max())
                     worst = max(worst, difference if math.isfinite(difference) else math.inf)
                     scale, count = max(scale, float(train[at, step].abs().max())), count + 1
             anchor += len(r.emitted)
@@ -73,7 +74,7 @@ def _decode(
 
     def record(_rows: int, draft: Draft) -> None:
         assert draft.logits is not None
-        seen.append(draft.logits[0].double())
+        seen.append(draft.logits[0])
 
     decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record)
     return seen, next(decoder.run([Request(prompt, max_new_tokens=max_new_tokens)]))
@@ -83,7 +84,7 @@ def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
     batch = make_batch([result.request.prompt], [result.tokens]).to(target.device)
     batch = with_hidden(target, batch, drafter.train_taps)
     with torch.no_grad():
-        return drafter.train_logits(batch)[0].double()
+        return drafter.train_logits(batch)[0]
 
 
 def with_hidden(target: Target, batch: Batch, taps: Sequence[int] = ()) -> Batch:

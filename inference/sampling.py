@@ -52,7 +52,7 @@ class SamplingRows:
         self.any_greedy = any(r.greedy for r in rows)
         self.penalised = any(r.repetition_penalty != 1.0 for r in rows)
         self.temperature = _numbers([r.temperature or 1.0 for r in rows], device)
-        self.is_greedy = torch.tensor([r.greedy for r in rows], device=device)
+        self.drawn_at = torch.tensor([b for b, r in enumerate(rows) if not r.greedy], dtype=torch.int64, device=device)
         self.top_k = _column(rows, "top_k", 0, device, torch.int64)
         self.top_p = _column(rows, "top_p", 1.0, device)
         self.min_p = _column(rows, "min_p", 0.0, device)
@@ -65,6 +65,12 @@ class SamplingRows:
         if not self.penalised:
             return self
         return SamplingRows([replace(r, repetition_penalty=1.0) for r in self.rows], self._device)
+
+
+    @cached_property
+    def drawn(self) -> "SamplingRows":
+        """Only the rows that are not greedy, those of `drawn_at`."""
+        return SamplingRows([r for r in self.rows if not r.greedy], self._device)
 
 
 def _column(
@@ -105,10 +111,13 @@ def process(logits: Tensor, sampling: Sampling | SamplingRows, seen: Tensor | No
         logits = penalise(logits, seen, sampling.penalty)
     if sampling.greedy:
         return _one_hot(logits)
-    probs = torch.softmax(_truncate(logits / sampling.temperature[:, None, None].to(logits), sampling), -1)
-    if sampling.any_greedy:
-        probs = torch.where(sampling.is_greedy[:, None, None], _one_hot(logits), probs)
-    return probs
+    if not sampling.any_greedy:
+        return _softened(logits, sampling)
+    return _one_hot(logits).index_copy_(0, sampling.drawn_at, _softened(logits[sampling.drawn_at], sampling.drawn))
+
+
+def _softened(logits: Tensor, sampling: SamplingRows) -> Tensor:
+    return torch.softmax(_truncate(logits / sampling.temperature[:, None, None].to(logits), sampling), -1)
 
 
 def _one_hot(logits: Tensor) -> Tensor:

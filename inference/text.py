@@ -147,12 +147,27 @@ class Text:
         at = glue.index(last)
         return glue[at + 1 :] if not self.decode(glue[:at]).strip() else glue
 
+    @cached_property
+    def takes_system(self) -> bool:
+        """Whether the template knows a system role; without it, that text stands before the first user's."""
+        try:
+            self._apply([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}], True)
+        except UserError:
+            return False
+        return True
+
     def _render(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         if not self.has_template:
             raise UserError(
                 f"target {self.name} has no chat template; name an instruction-tuned target, "
                 "or put a chat_template.jinja into its folder"
             )
+        if [m.get("role") for m in messages[:2]] == ["system", "user"] and not self.takes_system:
+            system, user, *rest = messages
+            messages = [{**user, "content": f"{system['content']}\n\n{user['content']}"}, *rest]
+        return self._apply(messages, add_generation_prompt)
+
+    def _apply(self, messages: Sequence[Message], add_generation_prompt: bool) -> str:
         try:
             return str(
                 self.tokenizer.apply_chat_template(

@@ -5,7 +5,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import DrafterConfig, EarlyExitConfig, HydraConfig, JumpConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    DrafterConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 from inference.drafters import Drafter, build
 from inference.drafters.jump import JumpDrafter
 from inference.target import Target
@@ -20,14 +29,15 @@ def make_target(kind: str = "llama", *, eos: int | None = None, **changes: Any) 
 
 
 def make_config(kind: str, **changes: Any) -> DrafterConfig:
-    """The configuration of a drafter in float64; `lm`, `early_exit` and `jump` keep every layer of a two-layer
-    target."""
+    """The configuration of a drafter in float64; `lm` keeps every layer of a two-layer target."""
     common: dict[str, Any] = {"dtype": "float64", "min_match": 1} | changes
     match kind:
         case "ngram":
             return NgramConfig(**common)
         case "lm":
             return LmConfig(**{"layers": [0, 1]} | common)
+        case "eagle3":  # taps that a two-layer target has
+            return Eagle3Config(**{"draft_vocab_size": 0, "taps": [0, 1, 2], "unroll": 3} | common)
         case "early_exit":
             return EarlyExitConfig(**{"draft_vocab_size": 0, "exit_layer": 1, "layers": [-1]} | common)
         case "jump":

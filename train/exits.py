@@ -20,14 +20,13 @@ from conf.schema import EarlyExitConfig, RunConfig
 from data.loader import Loader
 from data.store import Store
 from inference.batch import Batch, response_positions
-from inference.decode import Decoder
 from inference.drafters import Drafter, build
 from inference.drafters.early_exit import EarlyExitDrafter
 from inference.drafters.heads import Readout
 from inference.drafters.ranges import exit_layers
 from inference.target import Target
 
-from .validate import choose_requests, held_out_batches
+from .validate import choose_requests, held_out_batches, plain_answers
 
 FILE = "exit.json"
 MOST = 16  # exits that are tried, evenly spaced
@@ -68,7 +67,8 @@ def choose_exit(
     tried = forecasts(cfg, drafter, target, store, ids)
     best = max(tried, key=lambda f: f.speedup)
     shown = ", ".join(f"{f.layer}: {f.accepted:.2f} accepted, {f.speedup:.2f}x" for f in tried)
-    print(f"exit after layer {best.layer} of {target.num_layers} (forecasts: {shown})", flush=True)
+    pays = "" if best.speedup > 1 else "; no exit is forecast to pay here"
+    print(f"exit after layer {best.layer} of {target.num_layers} (forecasts: {shown}){pays}", flush=True)
     write_json(path / FILE, {"digest": digest, "exit_layer": best.layer, "tried": [asdict(f) for f in tried]})
 
 
@@ -127,8 +127,7 @@ def acceptance(
     ids: Tensor | None, gamma: int,
 ) -> list[float]:  # fmt: skip
     """Mean draft tokens accepted in a round at temperature 0, for each exit, on the target's own answers."""
-    requests = choose_requests(cfg, target)
-    plain = Decoder(target, None, batch=len(requests), keep_hidden=True).generate(requests)
+    plain = plain_answers(target, choose_requests(cfg, target))
     readout, runs, anchors = Readout(target, ids), [0.0] * len(exits), 0
     shortcuts = [None] * len(exits) if fit is None else [shortcut(states, fit[1]) for states in fit[0]]
     for batch in held_out_batches(plain):

@@ -1,12 +1,12 @@
 """The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -18,17 +18,20 @@ from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
-from inference.artifact import CONFIG, load_drafter, save_drafter
+from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
+from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
-from inference.load import device_of, load_target, precheck
+from inference.load import device_memory, device_of, load_target, precheck
+from inference.replay import lookup_of
 from inference.target import Target
 
 from .checkpoint import flatten
 from .exits import choose_exit, chosen_exit
+from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
-from .validate import Validator
-from .vocab import choose_vocab
+from .validate import Validator, choose_requests, plain_answers
+from .vocab import choose_vocab, coverage_line
 
 LABELS = ("id", "revision")  # of a target: names for people, the digests decide
 
@@ -41,40 +44,42 @@ def run(cfg: RunConfig) -> None:
     target = load_target(cfg.target)
     if cfg.drafter.trains:
         train(cfg, path, target, accelerator)
-    else:
-        write_untrained(cfg, path, target, accelerator)
+    elif accelerator.is_main_process:
+        write_untrained(cfg, path, target)
     if accelerator.is_main_process:
         print(path / "timing" / "train.json", flush=True)
 
 
-def write_untrained(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
-    """A drafter without weights is ready at once, but for an exit that has to be chosen."""
-    store = None if isinstance(cfg.drafter, NgramConfig) else open_store(cfg, path, target)
-    with measured(path, accelerator) as figures:
-        cfg = cfg if store is None else with_exit(cfg, path, target, store, accelerator)
-        if not accelerator.is_main_process:
-            return
+def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
+    """A drafter without weights: only its exit and its lookup are chosen."""
+    with timed(path, "train") as figures:
+        store = None if isinstance(cfg.drafter, NgramConfig) else open_store(cfg, path, target)
+        cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
-        figures |= {"steps": 0, "best": None}
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
-        save_drafter(path / "drafter", drafter, own, target)
+        tunes = cfg.drafter.tune_lookup and lookup_of(drafter) is not None
+        answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
+        drafter_cfg, lookup = tuned(own, drafter, target, answers)
+        figures |= {"steps": 0, "best": None, "lookup": lookup}
+        save_drafter(path / "drafter", drafter, drafter_cfg, target, {"lookup": lookup} if lookup else None)
 
 
-def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, accelerator: Accelerator) -> RunConfig:
-    """drafter.exit_layer = auto -> the layer chosen, once a run; every other configuration as it is."""
+def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
+    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process; other configurations as they
+    are."""
     drafter = cfg.drafter
     if not isinstance(drafter, EarlyExitConfig) or drafter.exit_layer != AUTO or drafter.folder is not None:
         return cfg
-    if accelerator.is_main_process:
+    if main:
         choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
-    accelerator.wait_for_everyone()
     return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Train to the end and write the best checkpoint as `drafter/`."""
     store = open_store(cfg, path, target)
-    cfg = with_exit(cfg, path, target, store, accelerator)
+    with accelerator.main_process_first():
+        cfg = with_exit(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):
         if accelerator.is_main_process:
@@ -87,21 +92,27 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     with measured(path, accelerator) as figures:
         seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, store)
+        if accelerator.is_main_process and drafter.draft_ids is not None:
+            print(coverage_line(store.token_counts(target.vocab_size)[0], drafter.draft_ids.cpu()), flush=True)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
-        trainer.train(lambda: Validator(cfg, target))
+        validator = cache(lambda: Validator(cfg, target))
+        trainer.train(validator)
         if accelerator.is_main_process:
-            figures |= finish(trainer, drafter_cfg)
+            figures |= finish(trainer, drafter_cfg, validator().plain)
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
+def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
+    """Put the best checkpoint's weights into `drafter/`, its lookup tuned on plain answers; the figures of
+    timing/train.json."""
     state = trainer.state
     best = trainer.checkpoints.best(state.validations)
     assert best is not None, "the last step is always validated"
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
+    target = trainer.distillation.target
+    cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
     figures = {
         "config_digest": digest_of(state.identity),
         "steps": state.step,
@@ -109,8 +120,9 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
         "positions_per_s": state.positions / state.step_seconds,
         "untrained_tau": untrained,
         "best": best,
+        "lookup": lookup,
     }
-    target, training = trainer.distillation.target, {**figures, **provenance(trainer)}
+    training = {**figures, **provenance(trainer)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
@@ -169,7 +181,11 @@ def is_done(path: Path, identity: dict[str, Any]) -> bool:
 
 
 def make_drafter(cfg: RunConfig, target: Target, store: Store) -> tuple[Drafter, DrafterConfig]:
-    """A fresh drafter over the store's most useful ids, or the one in drafter.folder to go on with."""
+    """A fresh drafter over the store's most useful ids, one that starts from another's weights and ids
+    (drafter.warm_start), or the one in drafter.folder to go on with.
+    """
+    if cfg.drafter.warm_start is not None:
+        return warm_start(cfg.drafter, target), cfg.drafter
     if cfg.drafter.folder is None:
         return build(cfg.drafter, target, draft_vocabulary(cfg, target, store)), cfg.drafter
     drafter, found, _ = load_drafter(cfg.drafter.folder, target)
@@ -207,5 +223,4 @@ def measured(path: Path, accelerator: Accelerator) -> Iterator[dict[str, Any]]:
         return
     with timed(path, "train") as figures:
         yield figures
-        if accelerator.device.type == "cuda":
-            figures["cuda_peak_bytes"] = torch.cuda.max_memory_allocated()
+        figures |= device_memory(accelerator.device)

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from conf.errors import ConfigError
 
+ENOUGH = 0.98  # share of the response tokens below which a trimmed vocabulary gets a warning
 PROMPT_SHARE = 0.1  # a token seen in a prompt counts this much of one seen in a response
 
 
@@ -27,3 +28,12 @@ def choose_vocab(response_counts: Tensor, prompt_counts: Tensor, size: int, must
     score[sorted(must_have)] = float("inf")
     order = torch.sort(score, descending=True, stable=True).indices
     return order[:size].sort().values
+
+
+def coverage_line(response_counts: Tensor, ids: Tensor) -> str:
+    """How much of the target's output [V] the ids [D] can draft; a token outside them is always rejected."""
+    share = float(response_counts[ids].sum() / response_counts.sum().clamp(min=1))
+    line = f"the trimmed vocabulary ({len(ids):,} ids) covers {share:.1%} of the response tokens"
+    if share >= ENOUGH:
+        return line
+    return f"warning: {line}, below {ENOUGH:.0%}; raise drafter.draft_vocab_size"

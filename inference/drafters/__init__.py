@@ -9,6 +9,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from conf.errors import ConfigError, UserError
 from conf.schema import (
     DrafterConfig,
+    Eagle3Config,
     EarlyExitConfig,
     HydraConfig,
     JumpConfig,
@@ -22,6 +23,7 @@ from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
 from .base import Context, Draft, Drafter, Features
+from .eagle3 import Eagle3Drafter
 from .early_exit import EarlyExitDrafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
@@ -29,9 +31,8 @@ from .jump import JumpDrafter
 from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
-from .ranges import check_layers, exit_layers, jump_layers, the_exit
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_layers", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -63,32 +64,18 @@ def _trained_kind(
         case MedusaConfig():
             return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
         case HydraConfig():
-            return HydraDrafter(
-                target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
-            )
+            return HydraDrafter(target, cfg, vocab_ids)
+        case Eagle3Config():
+            return Eagle3Drafter(target, cfg, vocab_ids)
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids, saved)
         case EarlyExitConfig():
-            return _build_exit(cfg, target, vocab_ids)
+            return EarlyExitDrafter(target, cfg, vocab_ids)
         case JumpConfig():
-            return _build_jump(cfg, target, vocab_ids)
+            return JumpDrafter(target, cfg, vocab_ids)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm, early_exit, jump")
-
-
-def _build_exit(cfg: EarlyExitConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
-    exits, layers = exit_layers(cfg, target.num_layers, target.name)
-    return EarlyExitDrafter(
-        target, the_exit(exits), layers, cfg.adaptation, cfg.lora_rank, cfg.adapter, cfg.adapter_size,
-        cfg.num_steps, vocab_ids,
-    )  # fmt: skip
-
-
-def _build_jump(cfg: JumpConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
-    return JumpDrafter(
-        target, *jump_layers(cfg, target.num_layers, target.name), cfg.inner_size, cfg.adaptation, cfg.lora_rank,
-        cfg.adapter, cfg.adapter_size, cfg.num_steps, vocab_ids,
-    )  # fmt: skip
+            kinds = "ngram, medusa, hydra, eagle3, lm, early_exit, jump"
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of {kinds}")
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:

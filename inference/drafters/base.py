@@ -121,14 +121,14 @@ class Drafter(nn.Module, ABC):
         raise TypeError(f"a {self.kind} drafter is not trained")
 
     @property
-    def model_config(self) -> PretrainedConfig | None:
-        """The configuration of the model that drafts, saved beside its weights; None for kinds that are no model."""
+    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+        """config.json beside the weights: of the model that drafts, or for the engines that load the tensors as they
+        are; None for kinds without either."""
         return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
-
 
 def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
     """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""

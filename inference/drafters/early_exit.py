@@ -5,38 +5,39 @@ verification needs, which goes on from layer E. Past the exit the drafter may ru
 (skipping the ones between), then an adapter, the final norm and the head rows.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.exits import Adaptation
+from conf.schema import EarlyExitConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, Resume
+from .ranges import exit_layers, the_exit
 from .tail import DraftLayers, ExitReadout
 from .unroll import TextReader, Unroll, at_positions, pending_positions
 
 
 class EarlyExitDrafter(Drafter):
-    """Exit after the first `exit_layer` layers, through `layers` of the target (indices from exit_layer on)."""
+    """Exit after the first `exit_layer` layers, then through further ones of the target.
+
+    Raises ConfigError for layers that the target doesn't have or an exit that is still to be chosen.
+    """
 
     kind = "early_exit"
 
-    def __init__(
-        self, target: Target, exit_layer: int, layers: Sequence[int], adaptation: Adaptation, lora_rank: int,
-        adapter: bool, adapter_size: int, num_steps: int, draft_ids: Tensor | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, target: Target, cfg: EarlyExitConfig, draft_ids: Tensor | None) -> None:
         super().__init__(draft_ids)
-        self.target, self.exit_layer = target, exit_layer
-        self.tail = DraftLayers(target, layers, adaptation, lora_rank)
-        self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
-        self.reader = TextReader(target, exit_layer, self.tail.indices)
-        self.endless = not self.tail.indices
-        self.num_steps = 1 if self.endless else num_steps
+        exits, layers = exit_layers(cfg, target.num_layers, target.name)
+        self.target, self.exit_layer = target, the_exit(exits)
+        self.tail = DraftLayers(target, layers, cfg.adaptation, cfg.lora_rank)
+        self.readout = ExitReadout(target, draft_ids, cfg.adapter, cfg.adapter_size)
+        self.reader = TextReader(target, self.exit_layer, self.tail.indices)
+        self.endless = not layers
+        self.num_steps = 1 if self.endless else cfg.unroll
         self.trainable = any(p.requires_grad for p in self.parameters())
 
     def start(self, batch: int) -> Any:

@@ -31,8 +31,18 @@ class Readout:
         return self.target.post_head(F.linear(state, *self.rows))
 
 
+    def copy_of_rows(self) -> nn.Linear:
+        """The same head as a layer of its own, to be trained; its scale and soft cap stay the target's."""
+        weight, bias = self.rows or (self.target.lm_head.weight, getattr(self.target.lm_head, "bias", None))
+        head = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None).to(weight)
+        head.weight.data.copy_(weight)
+        if bias is not None:
+            head.bias.data.copy_(bias)
+        return head
+
+
 class HeadsDrafter(Drafter):
-    """Heads on the target's last hidden state; stateless between rounds."""
+    """Heads on the target's last hidden state."""
 
     def __init__(self, target: Target, num_heads: int, draft_ids: Tensor | None) -> None:
         super().__init__(draft_ids)

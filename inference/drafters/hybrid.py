@@ -71,7 +71,7 @@ class HybridDrafter(Drafter):
         return self.inner.train_logits(batch)
 
     @property
-    def model_config(self) -> PretrainedConfig | None:
+    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
         """The inner drafter's."""
         return self.inner.model_config
 

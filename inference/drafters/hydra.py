@@ -1,51 +1,26 @@
 """Hydra heads (Ankner et al. 2024, arXiv:2402.05109): Medusa-style heads made sequential.
 
-The chain starts at the target's last hidden state; each step adds what the embedding of the token just drafted
-says, and is read out by the target's frozen head rows. The residual stream stays in the head's space, so a
-zero-initialised chain predicts what the frozen head predicts.
+The chain starts at the target's last hidden state (or more of the target: hydra_prefix.py); each step adds what the
+embedding of the token just drafted says (hydra_blocks.py), and is read out by the target's frozen head rows or by own
+ones that start as those.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from conf.schema import HydraConfig
+
 from ..batch import Batch
 from ..sampling import SamplingRows
 from ..target import Target
-from .base import Chain, Context, Draft
-from .heads import HeadsDrafter, RMSNorm
-
-
-class HydraBlock(nn.Module):
-    """s + W_down(SiLU(gate) * up) with gate, up from cat(norm(s), norm(embedding)); W_down starts at zero."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.state_norm, self.token_norm = RMSNorm(width), RMSNorm(width)
-        self.gate_up = nn.Linear(2 * width, 2 * inner)
-        self.down = nn.Linear(inner, width, bias=False)
-        nn.init.zeros_(self.down.weight)
-
-    def forward(self, state: Tensor, token: Tensor) -> Tensor:
-        """state, token [..., H] -> next state [..., H]."""
-        mixed = torch.cat([self.state_norm(state), self.token_norm(token)], -1)
-        gate, up = self.gate_up(mixed).chunk(2, -1)
-        change: Tensor = self.down(F.silu(gate) * up)
-        return state + change
-
-
-class HydraStep(nn.Module):
-    """One step of the chain: `num_layers` blocks over the same token."""
-
-    def __init__(self, width: int, inner: int, num_layers: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(HydraBlock(width, inner) for _ in range(num_layers))
-
-    def forward(self, state: Tensor, token: Tensor) -> Tensor:
-        """state, token [..., H] -> next state [..., H]."""
-        for block in self.blocks:
-            state = block(state, token)
-        return state
+from .attention import PrefixState
+from .base import Chain, Context, Draft, Features
+from .heads import HeadsDrafter
+from .hydra_blocks import HydraStep, Memory
+from .hydra_prefix import HydraPrefix, prefix_taps
 
 
 class HydraDrafter(HeadsDrafter):
@@ -53,47 +28,79 @@ class HydraDrafter(HeadsDrafter):
 
     kind = "hydra"
 
-    def __init__(
-        self, target: Target, num_heads: int, num_layers: int, inner_size: int, share_steps: bool,
-        draft_ids: Tensor | None,
-    ) -> None:  # fmt: skip
-        super().__init__(target, num_heads, draft_ids)
-        width = target.hidden_size
-        count = 1 if share_steps else num_heads
+    def __init__(self, target: Target, cfg: HydraConfig, draft_ids: Tensor | None) -> None:
+        super().__init__(target, cfg.num_heads, draft_ids)
+        self.num_layers = cfg.num_layers
         self.steps = nn.ModuleList(
-            HydraStep(width, inner_size or 2 * width, num_layers) for _ in range(count)
+            HydraStep(target.hidden_size, cfg.inner_size, cfg.num_layers, cfg.chain)
+            for _ in range(1 if cfg.share_steps else cfg.num_heads)
         )
+        self.taps = prefix_taps(cfg, target.num_layers, target.name)
+        self.prefix = HydraPrefix(target, len(self.taps), cfg.prefix_attention) if self.taps else None
+        self.own_head = self.readout.copy_of_rows() if cfg.own_head else None
+
+    def start(self, batch: int) -> PrefixState | None:
+        """What was read of the target beyond its last hidden state."""
+        return None if self.prefix is None else PrefixState.empty(batch)
+
+    def admit(self, state: PrefixState | None, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        if state is not None:
+            state.admit(rows)
+
+    def select(self, state: PrefixState | None, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        if state is not None:
+            state.select(rows)
+
+    def observe(self, state: PrefixState | None, rows: Sequence[int], features: Features) -> None:
+        """Keep the taps of what is new."""
+        if state is not None:
+            state.observe(rows, features, self.dtype)
 
     def draft(
-        self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+        self, state: PrefixState | None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
         """Up to k steps, each fed the token drafted before it."""
-        hidden, token = ctx.hidden.to(self.dtype), ctx.last
+        hidden = ctx.hidden.to(self.dtype)
+        if self.prefix is not None and state is not None:
+            hidden = self.prefix.newest(state, ctx)
+        token, memories = ctx.last, self._no_memory()
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         for step in range(min(k, self.num_steps)):
-            hidden = self.advance(step, hidden, token)
-            token = chain.step(self.readout(hidden), sampling, generator)
+            hidden, memories = self.advance(step, hidden, token, memories)
+            token = chain.step(self.logits(hidden), sampling, generator)
         return chain.draft()
 
     def train_logits(self, batch: Batch) -> Tensor:
         """Teacher-forced chains from every anchor [B, A, K, D]; tokens past a row's end repeat its padding."""
         assert batch.hidden is not None
-        anchors = batch.response.shape[1] - 1
-        hidden = batch.hidden[:, :-1].to(self.dtype)  # [B, A, H]
-        tokens = F.pad(batch.response, (0, self.num_steps))
+        anchors, hidden = batch.response.shape[1] - 1, batch.hidden[:, :-1].to(self.dtype)  # [B, A, H]
+        if self.prefix is not None:
+            hidden = self.prefix.at_anchors(batch, self.dtype)
+        tokens, memories = F.pad(batch.response, (0, self.num_steps)), self._no_memory()
         logits = []
         for step in range(self.num_steps):
-            hidden = self.advance(step, hidden, tokens[:, step : step + anchors])
-            logits.append(self.readout(hidden))
+            hidden, memories = self.advance(step, hidden, tokens[:, step : step + anchors], memories)
+            logits.append(self.logits(hidden))
         return torch.stack(logits, 2)
 
-    def advance(self, step: int, hidden: Tensor, tokens: Tensor) -> Tensor:
-        """State [..., H] after one more token [...]."""
+    def advance(
+        self, step: int, hidden: Tensor, tokens: Tensor, memories: list[Memory]
+    ) -> tuple[Tensor, list[Memory]]:
+        """State [..., H] and the blocks' memories after one more token [...]."""
         module = self.steps[step % len(self.steps)]
-        moved: Tensor = module(hidden, self.target.embed(tokens).to(self.dtype))
+        moved: tuple[Tensor, list[Memory]] = module(hidden, self.target.embed(tokens).to(self.dtype), memories)
         return moved
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[..., H] -> [..., D]."""
+        return self.readout(hidden) if self.own_head is None else self.target.post_head(self.own_head(hidden))
 
     @property
     def dtype(self) -> torch.dtype:
         """The heads' dtype."""
         return next(self.parameters()).dtype
+
+    def _no_memory(self) -> list[Memory]:
+        return [None] * self.num_layers

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from conf.exits import Adaptation
+from conf.schema import JumpConfig
 
 from ..batch import Batch
 from ..layers import Frame
 from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, Features
+from .ranges import jump_layers
 from .tail import DraftLayers, ExitReadout, Residual
 from .unroll import TextReader, Unroll, at_positions, pending_positions
 
@@ -32,23 +33,22 @@ class JumpState:
 
 
 class JumpDrafter(Drafter):
-    """From state `from_layer` to state `to_layer`, then up to state `last_layer` (numbers of layers passed)."""
+    """From state u at one position to state m at the next, then up to state r.
+
+    Raises ConfigError for layers that the target doesn't have.
+    """
 
     kind = "jump"
 
-    def __init__(
-        self, target: Target, from_layer: int, to_layer: int, last_layer: int, inner_size: int,
-        adaptation: Adaptation, lora_rank: int, adapter: bool, adapter_size: int, num_steps: int,
-        draft_ids: Tensor | None,
-    ) -> None:  # fmt: skip
+    def __init__(self, target: Target, cfg: JumpConfig, draft_ids: Tensor | None) -> None:
         super().__init__(draft_ids)
-        self.target, self.from_layer, self.num_steps = target, from_layer, num_steps
-        self.taps = (from_layer,)
-        width = target.hidden_size
-        self.predictor = Residual(width, 2 * width, inner_size)
-        self.tail = DraftLayers(target, range(to_layer, last_layer), adaptation, lora_rank)
-        self.readout = ExitReadout(target, draft_ids, adapter, adapter_size)
-        self.reader = TextReader(target, from_layer, self.tail.indices)
+        self.target, self.num_steps, width = target, cfg.unroll, target.hidden_size
+        self.from_layer, to_layer, last_layer = jump_layers(cfg, target.num_layers, target.name)
+        self.taps = (self.from_layer,)
+        self.predictor = Residual(width, 2 * width, cfg.inner_size)
+        self.tail = DraftLayers(target, range(to_layer, last_layer), cfg.adaptation, cfg.lora_rank)
+        self.readout = ExitReadout(target, draft_ids, cfg.adapter, cfg.adapter_size)
+        self.reader = TextReader(target, self.from_layer, self.tail.indices)
 
     def start(self, batch: int) -> JumpState:
         """Nothing seen yet."""

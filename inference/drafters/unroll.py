@@ -53,7 +53,7 @@ class TextReader:
             if key is not None and known is None:
                 self._remember(key, row)
             rows.append(row)
-        states, *buffers = [pad_sequence(column, batch_first=True) for column in zip(*rows, strict=True)]  # [B,T,...]
+        states, *buffers = [pad_sequence(list(column), batch_first=True) for column in zip(*rows, strict=True)]  # [B,T,...]
         pairs = [buffer.transpose(1, 2) for buffer in buffers]
         return Text(states, {i: (pairs[2 * n], pairs[2 * n + 1]) for n, i in enumerate(self.keep)})
 

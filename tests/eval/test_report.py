@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from conf.compose import load
-from eval.card import card_data, datasets, markdown, model_card, not_helping, training
+from conf.paths import write_json
+from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
+from eval.plots import draw_plots
 from eval.records import PromptRecord, temperature_name
 from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
 from eval.stage import training_settings
@@ -18,7 +21,8 @@ from inference.acceptance import Round
 def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
     """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
     hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
-    replays = dict.fromkeys(("ngram", "untrained", "trained_alone", "length-1", "length-2"), hopeless)
+    who = ("ngram", "ngram_same_length", "untrained", "trained_alone", "length-1", "length-2")
+    replays = dict.fromkeys(who, hopeless)
     tokens = list(range(9))
     return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
 
@@ -54,7 +58,8 @@ def report() -> dict[str, Any]:
                     "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
                 },
             },
-            "timing": {"setup_s": None, "collect_s": 60.0}, "memory": {"peak_bytes": 2 * 10**9},
+            "timing": {"setup_s": None, "collect_s": 60.0},
+            "memory": {"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None},
             "collect": {"tokens_per_s": None, "response_tokens": None},
         }
     )  # fmt: skip
@@ -70,7 +75,8 @@ def test_acceptance_is_the_plain_mean_over_groups_of_emitted_by_rounds(report: d
     assert entry["acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 12], abs=1e-6)
     assert entry["conditional_acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 7], abs=1e-6)
     assert report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] == 1.0
-    assert report["baselines"]["ngram"]["builtin"]["t0"]["num_spec_tokens"] == 1
+    lengths = {who: section["builtin"]["t0"]["num_spec_tokens"] for who, section in report["baselines"].items()}
+    assert lengths == {"ngram": 1, "ngram_same_length": 2, "untrained": 2, "trained_alone": 2}
 
 
 def test_speed_sums_times_per_token_within_groups(report: dict[str, Any]) -> None:
@@ -107,6 +113,33 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     print_table(report, console)
     text = console.export_text()
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
+    drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
+    assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
+
+
+class Balance(HTMLParser):
+    """Counts open elements and what they link to."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.links: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_closes_what_it_opens_and_loads_nothing(report: dict[str, Any], tmp_path: Path) -> None:
+    pieces = [("note", "Say \"it's\" <so>\n"), ("accepted", " a\x00b\ufffd"), ("rejected", "&amp;")]
+    page = Balance(render(report, draw_plots(report, tmp_path), [Trace("t", pieces)]))
+    assert page.open == []
+    assert len(page.links) == 3 and all(link.startswith("data:image/png;base64,") for link in page.links)
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
@@ -134,6 +167,20 @@ def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
     assert "No speed-up at or below 1 was seen" in not_helping(report)
 
 
+def test_a_category_without_a_second_token_has_no_speed_up_to_judge(report: dict[str, Any]) -> None:
+    report["speed"]["builtin"]["t0"]["by_category"]["qa"] = {"speedup": None, "speedup_ci95": [None, None]}
+    assert "qa" not in not_helping(report) and "rag" in not_helping(report)
+
+
+def test_the_card_takes_times_from_the_drafter_and_names_both_memories(report: dict[str, Any]) -> None:
+    assert times({}, report["timing"]) == {"setup": "not run here", "collect": "1.0 min"}
+    own = {"store": {"seconds": 180.0}, "seconds": 240.0}
+    timing = {"collect_s": 60.0, "train_s": None, "total_s": 60.0}
+    assert times(own, timing) == {"collect": "3.0 min", "train": "4.0 min"}
+    assert memory({"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None}) == "2.0 GB"
+    assert memory({"peak_bytes": None, "cuda_peak_bytes": 10**9}) == "1.0 GB on the CUDA device"
+
+
 def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None:
     data = card_data(report, "org/target", "mit").to_dict()
     assert data["base_model"] == "org/target" and data["base_model_relation"] == "adapter"
@@ -148,8 +195,21 @@ def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None
 
 def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
     (tmp_path / "setup.json").write_text('{"setup_s": 51.5}')
-    timing = stage_figures(tmp_path, tmp_path / "setup.json")["timing"]
+    timing = stage_figures(tmp_path, tmp_path / "setup.json", own=True)["timing"]
     assert timing["setup_s"] == 51.5 and timing["total_s"] == 51.5
+
+
+def test_collection_and_training_of_another_drafter_are_left_out(tmp_path: Path) -> None:
+    for stage, seconds in (("collect", 2.0), ("train", 3.0), ("evaluate", 4.0)):
+        figures = {"seconds": seconds, "peak_bytes": int(seconds), "tokens": 7}
+        device = {"cuda_peak_bytes": 9} if stage == "train" else {}
+        write_json(tmp_path / "timing" / f"{stage}.json", figures | device)
+    own = stage_figures(tmp_path, tmp_path / "setup.json", own=True)
+    assert own["timing"]["total_s"] == 9.0 and own["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": 9}
+    other = stage_figures(tmp_path, tmp_path / "setup.json", own=False)
+    assert other["timing"]["total_s"] == 4.0 == other["timing"]["evaluate_s"]
+    assert other["timing"]["train_s"] is None and other["collect"]["response_tokens"] is None
+    assert other["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": None}
 
 
 def test_figures_keep_their_digits() -> None:

@@ -12,10 +12,12 @@ from torch import Tensor
 
 from conf.errors import ConfigError, UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Context, Draft, Drafter, build, lookup, needs_vocab
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.lm import CATCH_UP, LmDrafter, cut_from
+from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process
 from inference.target import Target
 from inference.text import Text
@@ -87,6 +89,21 @@ def test_fresh_heads_say_what_the_frozen_head_says(kind: str, ids: Tensor | None
     assert torch.equal(draft.tokens, best[:, None].expand(-1, 3))
 
 
+@pytest.mark.parametrize("chain", ["mlp", "gru", "lstm"])
+@pytest.mark.parametrize("ids", [None, IDS])
+def test_fresh_hydra_chains_say_what_the_frozen_head_says(chain: str, ids: Tensor | None) -> None:
+    target, size = make_target("gemma3", final_logit_softcapping=4.0), 0 if ids is None else len(ids)
+    changes: dict[str, Any] = {"taps": [0, 2], "prefix_attention": True, "own_head": True, "num_layers": 2}
+    drafter = make_drafter("hydra", target, noise=0, ids=ids, draft_vocab_size=size, chain=chain, **changes)
+    batch = with_hidden(target, make_batch([[5, 9, 11], [7]], [[30, 8], [3, 2, 4, 6]]), drafter.taps)
+    assert batch.hidden is not None
+    logits = target.head(batch.hidden[:, :-1])[..., slice(None) if ids is None else ids]
+    fresh = drafter.train_logits(batch)
+    for b, anchors in enumerate((1, 3)):
+        expected = logits[b, :anchors, None].expand(-1, 3, -1)
+        torch.testing.assert_close(fresh[b, :anchors], expected, rtol=0, atol=1e-9)
+
+
 def test_hydra_sees_what_it_drafted_and_medusa_does_not() -> None:
     target, other = make_target(), torch.tensor([7, 7, 7])
     for kind, sees in (("hydra", True), ("medusa", False)):
@@ -99,7 +116,7 @@ def test_hydra_sees_what_it_drafted_and_medusa_does_not() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "lm"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "eagle3", "lm"])
 def test_a_drafter_may_be_kept_in_another_dtype(kind: str, dtype: torch.dtype) -> None:
     target = make_target(dtype=dtype)
     for name in ("float32", "float64"):

@@ -242,7 +242,7 @@ def test_windows_are_those_of_the_target() -> None:
     """A text far longer than the window, drafted steps among it."""
     target = make_target("gemma3", num_hidden_layers=3, sliding_window=4)
     for kind, changes in (("early_exit", {"layers": [1, 2]}), ("jump", {"last_layer": 3})):
-        drafter = make_drafter(kind, target, num_steps=6, num_spec_tokens=6, noise=0.02, **changes)
+        drafter = make_drafter(kind, target, unroll=6, num_spec_tokens=6, noise=0.02, **changes)
         parity = check_parity(target, drafter, [list(range(3, 30))], num_spec_tokens=6)
         assert parity.ok, f"{kind}: {parity}"
 
@@ -397,10 +397,10 @@ def test_layers_that_cannot_be_copied_are_refused() -> None:
 @pytest.mark.parametrize(
     "changes, line",
     [
-        ({"num_steps": 0}, r"drafter.num_steps = 0 .*1 to 64"),
+        ({"unroll": 0}, r"drafter.unroll = 0 .*1 to 64"),
         ({"lora_rank": 0}, r"drafter.lora_rank = 0 .*1 or more"),
         ({"adapter_size": -1}, r"drafter.adapter_size = -1"),
-        ({"num_spec_tokens": 5}, r"drafter.num_spec_tokens = 5 .*1 to drafter.num_steps = 4"),
+        ({"num_spec_tokens": 5}, r"drafter.num_spec_tokens = 5 .*1 to drafter.unroll = 4"),
     ],
 )
 def test_impossible_sizes_are_refused(changes: dict[str, Any], line: str) -> None:

@@ -24,7 +24,7 @@ from transformers import (
 import inference.load as load
 import inference.stock as stock
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import DrafterConfig, Eagle3Config, HydraConfig, LmConfig, NgramConfig, RunConfig, TargetConfig
 from inference.drafters import build
 from inference.fused import FastLinear
 from inference.load import load_target, precheck
@@ -176,6 +176,9 @@ def test_tensors_that_are_not_used_are_told(
 
 PRECHECKS: list[tuple[DrafterConfig, dict[str, Any], str]] = [
     (HydraConfig(draft_vocab_size=513), {}, r"drafter.draft_vocab_size = 513 .* 0 \(full\) to 512, the vocabulary of"),
+    (Eagle3Config(draft_vocab_size=0), {}, r"taps = \[\]: \[2, N//2, N-3\] needs at least 7 layers and .* has 2: give"),
+    (Eagle3Config(draft_vocab_size=0, taps=[0, 3]), {}, r"taps = \[0, 3\]: give ascending indices from 0 .* to 2;"),
+    (HydraConfig(draft_vocab_size=0, taps=[2]), {}, r"drafter.taps = \[2\] is not allowed; .* from 0 to 1: the"),
     (LmConfig(layers=[0, 2]), {}, r"drafter.layers = \[0, 2\] is not allowed; allowed: -2 to 1, the layers of"),
     (NgramConfig(), {"device": "cuda:77"}, "target.device = 'cuda:77': .*use auto or cpu"),
     (NgramConfig(), {"device": "toaster"}, "target.device = 'toaster': .*use auto or cpu"),
@@ -196,6 +199,7 @@ def test_the_possible_passes(tiny_text_folder: Path) -> None:
     target = TargetConfig(str(tiny_text_folder))
     for drafter in (HydraConfig(draft_vocab_size=512), LmConfig(layers=[0, -2]), NgramConfig(draft_vocab_size=9999)):
         precheck(RunConfig(target=target, drafter=drafter))
+    precheck(RunConfig(target=target, drafter=Eagle3Config(draft_vocab_size=0, taps=[0, 2])))
 
 
 def test_precheck_and_build_agree_about_the_vocabulary(tiny_text_folder: Path) -> None:

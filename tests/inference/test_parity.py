@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target
+from largest import Largest
 from torch import Tensor
 
 from inference.batch import Batch, make_batch
+from inference.drafters.attention import PrefixState
 from inference.drafters.base import Context
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter
@@ -25,6 +27,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {}),
     "hydra trimmed": ("hydra", {"draft_vocab_size": len(IDS), "share_steps": False, "num_layers": 2}),
+    "hydra gru": ("hydra", {"chain": "gru", "num_layers": 2}),
+    "hydra lstm": ("hydra", {"chain": "lstm", "share_steps": False, "taps": [0, 1], "own_head": True}),
+    "hydra prefix trimmed": ("hydra", {"prefix_attention": True, "taps": [1], "own_head": True,
+                                       "draft_vocab_size": len(IDS)}),
+    "eagle3": ("eagle3", {}),
+    "eagle3 trimmed": ("eagle3", {"draft_vocab_size": len(IDS), "inner_size": 24}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
     "early_exit": ("early_exit", {"layers": []}),
@@ -50,7 +58,10 @@ def test_training_and_decoding_agree(arch: str, kind: str) -> None:
     assert parity.positions > 40 and str(parity).startswith("parity ok: max |difference| ")
 
 
-@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "lm", "early_exit trimmed", "jump"])
+NARROW = ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "lm", "early_exit trimmed", "jump"]
+
+
+@pytest.mark.parametrize("kind", NARROW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: torch.dtype) -> None:
     target = make_target("llama", dtype=dtype)
@@ -58,6 +69,14 @@ def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: to
         fuse(target)
     parity = check_parity(target, drafter_of(kind, target, dtype=str(dtype).removeprefix("torch.")), PROMPTS)
     assert parity.ok and parity.bound >= BOUNDS[dtype], str(parity)
+
+
+def test_the_comparison_copies_one_position_at_a_time() -> None:
+    target = make_target("llama", dtype=torch.float32)
+    drafter = drafter_of("hydra", target, dtype="float32")
+    with Largest() as largest:
+        assert check_parity(target, drafter, PROMPTS).ok
+    assert largest.nbytes(torch.float64) < 2 * 8 * target.vocab_size  # decoding has some of its own
 
 
 # Drafters that are served otherwise than they were trained.
@@ -99,7 +118,28 @@ def _fed_other_tokens(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LmDrafter, "_feed", lambda self, state, new: true(self, state, [[t // 2 for t in n] for n in new]))
 
 
+def _memory_forgotten_in_the_loop(patch: pytest.MonkeyPatch) -> None:
+    true = HydraDrafter.advance
+
+    def advance(self: Any, step: int, hidden: Tensor, tokens: Tensor, memories: Any) -> Any:
+        return true(self, step, hidden, tokens, self._no_memory() if tokens.dim() == 1 else memories)
+
+    patch.setattr(HydraDrafter, "advance", advance)
+
+
+def _prefix_of_another_position(patch: pytest.MonkeyPatch) -> None:
+    true = PrefixState.take
+
+    def take(self: Any, ctx: Context) -> Any:
+        new = true(self, ctx)
+        return None if new is None else (new[0].roll(1, 1), *new[1:])
+
+    patch.setattr(PrefixState, "take", take)
+
+
 BROKEN = [
+    (_memory_forgotten_in_the_loop, "hydra gru"),
+    (_prefix_of_another_position, "hydra prefix trimmed"),
     (_hidden_of_another_position, "hydra"),
     (_hidden_of_another_position, "medusa"),
     (_token_off_by_one, "hydra trimmed"),
@@ -120,7 +160,7 @@ def test_a_drafter_served_otherwise_fails(
     assert check_parity(target, drafter, PROMPTS).ok
     broken(monkeypatch)
     parity = check_parity(target, drafter, PROMPTS)
-    assert not parity.ok and parity.max_abs_difference > 100 * parity.bound
+    assert not parity.ok and parity.max_abs_difference > 30 * parity.bound
     assert str(parity).startswith("parity FAILED")
 
 

@@ -76,6 +76,27 @@ def test_template_that_refuses_or_drops_messages_is_named() -> None:
         _with_template("nothing").empty_user_prefix()
 
 
+NO_SYSTEM = (
+    "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+
+
+def test_a_template_without_a_system_role_gets_that_text_before_the_users() -> None:
+    text, system = _with_template(NO_SYSTEM), {"role": "system", "content": "Be brief."}
+    assert not text.takes_system and CHATML.takes_system
+    prompt = text.encode_chat([system, user("Why?")])
+    assert text.tokenizer.decode(prompt) == "[user]Be brief.\n\nWhy?<|im_end|>[assistant]"
+    ids = text.continue_chat(prompt, [*text.encode("So."), EOS], [system, user("Why?")], "So.", [user("And?")])
+    assert ids == text.encode_chat([system, user("Why?"), assistant("So."), user("And?")])
+    for kept in ([user("Why?")], [system]):
+        with_roles = CHATML.encode_chat(kept)
+        assert CHATML.tokenizer.decode(with_roles).startswith(f"<|im_start|>{kept[0]['role']}\n")
+    with pytest.raises(UserError, match=r"refuses the conversation \(system\): System role not supported"):
+        text.encode_chat([system])
+
+
 def test_template_kwargs_reach_the_template_and_its_digest() -> None:
     template = "{{ messages[0]['content'] }}{% if think %}<think>{% endif %}"
     on, off = _with_template(template, think=True), _with_template(template, think=False)

@@ -29,7 +29,7 @@ COSTS = Costs(layer_one=1.0, layer_round=1.5, head_one=4.0, head_round=5.0, read
 KINDS: dict[str, DrafterConfig] = {
     "exit": EarlyExitConfig(exit_layer=1, draft_vocab_size=41),
     "exit layers": EarlyExitConfig(exit_layer=1, layers=[-1], adaptation=Adaptation.lora, draft_vocab_size=41),
-    "jump": JumpConfig(draft_vocab_size=41, num_steps=3),
+    "jump": JumpConfig(draft_vocab_size=41, unroll=3),
 }
 
 
@@ -85,23 +85,24 @@ def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("few_requests")
 def test_the_best_forecast_is_chosen_once(
-    store: Store, tiny_target: Target, tmp_path: Path, config: Any, accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    store: Store, tiny_target: Target, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     tried = [Forecast(1, 0.5, 1.1), Forecast(2, 1.0, 1.4), Forecast(3, 1.5, 1.3)]
     monkeypatch.setattr(exits, "forecasts", lambda *_: tried)
     cfg = config(drafter=EarlyExitConfig(draft_vocab_size=41))
-    chosen = run_module.with_exit(cfg, tmp_path, tiny_target, store, accelerator)
+    chosen = run_module.with_exit(cfg, tmp_path, tiny_target, store)
     assert chosen.drafter.exit_layer == 2 and cfg.drafter.exit_layer == "auto"
     assert "exit after layer 2 of 2 (forecasts: 1: 0.50 accepted, 1.10x, 2:" in capsys.readouterr().out
     assert [t["layer"] for t in json.loads((tmp_path / "exit.json").read_text())["tried"]] == [1, 2, 3]
-    monkeypatch.setattr(exits, "forecasts", lambda *_: tried[:1])
-    assert run_module.with_exit(cfg, tmp_path, tiny_target, store, accelerator).drafter.exit_layer == 2
+    monkeypatch.setattr(exits, "forecasts", lambda *_: [Forecast(1, 0.1, 0.9)])
+    assert run_module.with_exit(cfg, tmp_path, tiny_target, store).drafter.exit_layer == 2
     other = config(drafter=EarlyExitConfig(draft_vocab_size=40))
-    assert run_module.with_exit(other, tmp_path, tiny_target, store, accelerator).drafter.exit_layer == 1
+    assert run_module.with_exit(other, tmp_path, tiny_target, store).drafter.exit_layer == 1
+    assert capsys.readouterr().out.endswith("1: 0.10 accepted, 0.90x); no exit is forecast to pay here\n")
     for drafter in (EarlyExitConfig(exit_layer=1), EarlyExitConfig(folder="f"), JumpConfig()):
         untouched = config(drafter=drafter)
-        assert run_module.with_exit(untouched, tmp_path, tiny_target, store, accelerator) is untouched
+        assert run_module.with_exit(untouched, tmp_path, tiny_target, store) is untouched
 
 
 @pytest.mark.usefixtures("few_requests")
@@ -111,18 +112,17 @@ def test_forecasts_are_measured(store: Store, config: Any, adapter: bool) -> Non
     drafter = EarlyExitConfig(draft_vocab_size=0, adapter=adapter)
     found = exits.forecasts(config(drafter=drafter), drafter, target, store, None)
     assert [f.layer for f in found] == [1, 2, 3]
-    assert all(0 <= f.accepted <= 3 and 0 < f.speedup < 4 for f in found)
+    assert all(0 <= f.accepted <= 3 and f.speedup > 0 for f in found)
     trimmed = exits.forecasts(config(drafter=drafter), drafter, target, store, torch.arange(0, 128, 2))
     assert sum(f.accepted for f in trimmed) <= sum(f.accepted for f in found) or adapter
 
 
 def test_an_exit_without_anything_to_train_is_written_at_once(
-    store: Store, tiny_target: Target, tmp_path: Path, config: Any, accelerator: Accelerator,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    store: Store, tiny_target: Target, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = EarlyExitConfig(exit_layer=1, adapter=False, draft_vocab_size=41)
     monkeypatch.setattr(run_module, "open_store", lambda *_: store)
-    run_module.write_untrained(config(drafter=drafter), tmp_path, tiny_target, accelerator)
+    run_module.write_untrained(config(drafter=drafter), tmp_path, tiny_target)
     about = json.loads((tmp_path / "drafter" / "drafter.json").read_text())
     assert about["drafter"]["exit_layer"] == 1 and (tmp_path / "timing" / "train.json").exists()
 

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import LmConfig, OptimConfig
+from conf.schema import Eagle3Config, LmConfig, OptimConfig
 from data.loader import Loader
 from inference.drafters import build
 from train.checkpoint import Checkpoints
@@ -90,6 +91,15 @@ def test_with_recomputed_features_too(
     read = Loader._read
     monkeypatch.setattr(Loader, "_read", lambda self, entries: replace(read(self, entries), hidden=None))
     test_a_killed_run_resumes_bitwise(tmp_path, make_trainer, fake_validator, monkeypatch, step)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_eagle3_on_its_own_tokens_too(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    drafter = Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=2, draft_vocab_size=41, own_tokens=0.5)
+    make = partial(make_trainer, cfg=config(drafter=drafter))
+    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, step)
 
 
 @pytest.mark.parametrize("signal_it", [interrupt, terminate])

@@ -32,7 +32,7 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 from train.loop import Trainer
-from train.run import run, training_identity
+from train.run import make_drafter, run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
 
 VOCAB = 96
@@ -95,11 +95,14 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     assert figures["best"]["step"] > 0 and figures["untrained_tau"] >= 1.0
     assert figures["best"]["parity_max_abs_difference"] <= figures["best"]["parity_bound"]
     assert figures["best"]["mismatches"] == 0
-    drafter, _, about = load_drafter(run_dir / "drafter", target)
+    drafter, tuned, about = load_drafter(run_dir / "drafter", target)
     assert about["training"]["best"] == figures["best"]
+    assert about["training"]["lookup"] == (lookup := figures["lookup"])
+    assert (tuned.min_match, tuned.max_match) == (lookup["min_match"], lookup["max_match"])
+    assert lookup["configured"] == pytest.approx(figures["best"]["tau"])
     assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
     assert target.eos_ids <= set(drafter.draft_ids.tolist())
-    assert Validator(cfg, target).validate(0, drafter).tau == figures["best"]["tau"]
+    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
@@ -159,7 +162,9 @@ def test_lookup_alone_needs_no_training(
 ) -> None:
     run(config(tmp_path, tiny_text_folder, drafter=NgramConfig()))
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "timing" / "train.json")
-    assert read_about(tmp_path / "drafter")["drafter"]["kind"] == "ngram"
+    about, found = read_about(tmp_path / "drafter"), load_drafter(tmp_path / "drafter", target)[1]
+    assert about["drafter"]["kind"] == "ngram" and about["training"].keys() == {"lookup"}
+    assert found.min_match == about["training"]["lookup"]["min_match"]
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
 
 
@@ -176,6 +181,21 @@ def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path,
     b, _, _ = load_drafter(run_dir.parent / "second" / "drafter", target)
     for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=name)
+
+
+def test_a_warm_start_keeps_its_vocabulary_and_goes_on_from_its_weights(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2)))
+    assert "warning: the trimmed vocabulary (96 ids) covers " in capsys.readouterr().out
+    first = run_dir.parent / "first"
+    (run_dir / "drafter").rename(first)
+    again = HydraConfig(num_heads=3, draft_vocab_size=VOCAB, inner_size=32, warm_start=str(first))
+    cfg = config(run_dir.parent / "second", tiny_text_folder, drafter=again)
+    old, new = load_drafter(first, target)[0], make_drafter(cfg, target, None)[0]  # type: ignore[arg-type]
+    assert torch.equal(old.draft_ids, new.draft_ids)
+    for (name, p), (_, q) in zip(old.named_parameters(), new.named_parameters(), strict=True):
+        assert torch.equal(p, q), name
 
 
 def test_a_damaged_best_checkpoint_does_not_become_the_drafter(

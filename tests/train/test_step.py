@@ -6,17 +6,26 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
+from largest import Largest
 from torch import Tensor
 
 import train.step as step_module
 from conf.errors import UserError
-from conf.schema import HydraConfig, Normalise, ObjectiveConfig, ObjectiveKind, OptimConfig, PositionWeights
+from conf.schema import (
+    Eagle3Config,
+    HydraConfig,
+    Normalise,
+    ObjectiveConfig,
+    ObjectiveKind,
+    OptimConfig,
+    PositionWeights,
+)
 from inference.batch import Batch
 from inference.drafters import Drafter, build
 from inference.target import Target
 from train.objectives import Comparison, Teacher, objective
 from train.optim import build_optimizer
-from train.step import Distillation, TrainView, anchor_chunks
+from train.step import Distillation, Sums, TrainView, chunks
 from train.teacher import TargetTeacher
 
 IDS = torch.arange(0, 128, 3)
@@ -96,11 +105,12 @@ def direct(d: Distillation, batch: Batch) -> tuple[Tensor, dict[str, list[float]
 @pytest.mark.parametrize("normalise", list(Normalise))
 @pytest.mark.parametrize("kind", [ObjectiveKind.lk, ObjectiveKind.ce])
 @pytest.mark.parametrize("pieces", [[slice(0, 5)], [slice(0, 2), slice(2, 5)]])
+@pytest.mark.parametrize("size", [10, 2])  # positions of a chunk: two anchors of all rows, one anchor of two rows
 def test_gradients_and_metrics_equal_a_direct_computation(
     distil: Callable[..., Distillation], batch: Batch, monkeypatch: pytest.MonkeyPatch,
-    normalise: Normalise, kind: ObjectiveKind, pieces: Sequence[slice],
+    normalise: Normalise, kind: ObjectiveKind, pieces: Sequence[slice], size: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * 5 * STEPS * len(IDS) * 2)  # two anchors a chunk
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * STEPS * len(IDS) * size)
     settings = {"kind": kind, "normalise": normalise, "position_weights": PositionWeights.decay}
     reference = distil(**settings)
     loss, means = direct(reference, batch)
@@ -120,6 +130,25 @@ def test_a_step_lowers_the_loss(distil: Callable[..., Distillation], batch: Batc
     d.optim = replace(d.optim, lr=1e-2, warmup=0.0)
     losses = [d.step(i, [batch])["loss"] for i in range(8)]
     assert losses[-1] < losses[0] - 0.05
+
+
+@pytest.mark.parametrize("kind", list(ObjectiveKind))
+@pytest.mark.parametrize("own_tokens", [0.0, 1.0])
+def test_eagle3_learns_under_every_objective(
+    tiny_target: Target, accelerator: Accelerator, batch: Batch, kind: ObjectiveKind, own_tokens: float
+) -> None:
+    torch.manual_seed(0)
+    cfg = Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=3, draft_vocab_size=len(IDS), own_tokens=own_tokens)
+    drafter, optim = build(cfg, tiny_target, IDS), OptimConfig(clip=1.0, lr=1e-2, warmup=0.0)
+    d = Distillation(
+        tiny_target, drafter, accelerator.prepare(TrainView(drafter)), TargetTeacher(tiny_target, IDS),
+        build_optimizer(drafter, optim), accelerator, ObjectiveConfig(kind=kind), optim, total=16,
+    )  # fmt: skip
+    seen = [d.step(i, [batch]) for i in range(12)]
+    assert seen[-1]["loss"] < seen[0]["loss"]
+    if kind not in (ObjectiveKind.ce, ObjectiveKind.reverse_kl):  # which look at p's peak alone
+        before, now = seen[0]["alpha_per_pos"], seen[-1]["alpha_per_pos"]
+        assert all(a > b for a, b in zip(now, before, strict=True))
 
 
 def test_recomputed_features_train_the_same(distil: Callable[..., Distillation], batch: Batch) -> None:
@@ -167,10 +196,34 @@ def test_what_is_not_finite_is_named_and_nothing_is_trained(
     assert all(torch.equal(before[n], p) for n, p in d.drafter.named_parameters())
 
 
-def test_anchor_chunks_cover_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.empty(2, 7, 3, 4)
-    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * 2 * 3 * 4 * 3)
-    assert list(anchor_chunks(logits)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fit", [1, 2, 5, 14, 10**6])
+def test_chunks_cover_everything_once_and_stay_below_the_bound(
+    monkeypatch: pytest.MonkeyPatch, fit: int, dtype: torch.dtype
+) -> None:
+    logits, seen = torch.zeros(3, 7, 3, 4, dtype=dtype), torch.zeros(3, 7)
+    bound = (8 if dtype == torch.float64 else 4) * 3 * 4 * fit
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", bound)
+    for part in chunks(logits):
+        seen[part] += 1
+        assert Comparison(logits[part], Teacher(logits[part], logits[part], logits[part])).log_q.nbytes <= bound
+    assert seen.eq(1).all()
+    assert list(chunks(logits[:, :0])) == []
     monkeypatch.setattr(step_module, "CHUNK_BYTES", 1)
-    assert len(list(anchor_chunks(logits))) == 7
-    assert list(anchor_chunks(logits[:, :0])) == []
+    assert len(list(chunks(logits))) == 21  # one anchor of one row is the least
+
+
+def test_a_step_compares_in_bounded_memory(
+    distil: Callable[..., Distillation], batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = distil()
+    bound = 4 * STEPS * len(IDS) * 2  # two positions
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", bound)
+    logits = d.drafter.train_logits(batch).detach().requires_grad_()
+    d.view = lambda _: logits  # type: ignore[assignment]
+    norms = d.teacher.norms(batch)
+    monkeypatch.setattr(d.teacher, "norms", lambda *_, **__: norms)
+    with Largest() as largest:
+        d._accumulate(batch, Sums.zeros(STEPS, torch.device("cpu")))
+    assert logits.grad is not None and logits.nbytes > 20 * bound
+    assert set(largest.above(bound)) == {logits.nbytes} and len(largest.above(bound)) <= 2  # the gradient and a copy

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conf.errors import ConfigError
-from train.vocab import choose_vocab
+from train.vocab import choose_vocab, coverage_line
 
 RESPONSES = torch.tensor([0, 5, 0, 2, 0, 2, 0, 0])
 PROMPTS = torch.tensor([0, 0, 30, 0, 9, 1, 0, 0])
@@ -42,3 +42,11 @@ def test_eos_is_always_in() -> None:
 def test_full_vocabulary() -> None:
     assert choose_vocab(RESPONSES, PROMPTS, 0, {7}) is None
     assert choose_vocab(RESPONSES, PROMPTS, 8, {7}) is None
+
+
+def test_coverage_is_told_and_warned_about() -> None:
+    assert coverage_line(RESPONSES, torch.tensor([1, 3])) == (
+        "warning: the trimmed vocabulary (2 ids) covers 77.8% of the response tokens, below 98%; raise "
+        "drafter.draft_vocab_size"
+    )
+    assert coverage_line(RESPONSES, torch.tensor([1, 3, 5])).endswith("(3 ids) covers 100.0% of the response tokens")

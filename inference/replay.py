@@ -21,14 +21,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from inference.acceptance import Counts, Round
-from inference.batch import Batch, make_batch
-from inference.drafters.base import Drafter
-from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.ngram import NgramDrafter, SuffixIndex
-from inference.parity import with_hidden
-from inference.sampling import Sampling, process
-from inference.target import Target
+from .acceptance import Round
+from .batch import Batch, make_batch
+from .drafters.base import Drafter
+from .drafters.hybrid import HybridDrafter
+from .drafters.ngram import NgramDrafter, SuffixIndex
+from .parity import with_hidden
+from .sampling import Sampling, process
+from .target import Target
 
 UNKNOWN = -1  # a rejected draft token that was not simulated
 
@@ -189,22 +189,3 @@ def _mass(q: Tensor, truth: Tensor, draft_ids: Tensor | None, vocab_size: int) -
     place[draft_ids.to(q.device)] = torch.arange(len(draft_ids), device=q.device)
     inside = place[truth]
     return torch.where(inside >= 0, q.gather(2, inside.clamp(min=0)[..., None]).squeeze(2), 0.0)
-
-
-def tune_lookup(records: Sequence[Record], k: int) -> tuple[Lookup, int]:
-    """The best prompt lookup on the choosing set at temperature 0: suffix lengths and draft length (up to k,
-    the drafter's own budget), by tokens a round; ties go to the shorter draft, then to the longer match."""
-    best: tuple[float, Lookup, int] | None = None
-    for length in range(1, k + 1):
-        for min_match in (3, 2, 1):
-            for max_match in (5, 4, 3, 2):
-                if max_match < min_match:
-                    continue
-                lookup = Lookup(min_match, max_match)
-                counts = Counts()
-                for record in records:
-                    counts.add(replay(record, length, lookup=lookup))
-                if best is None or counts.mean_acceptance_length > best[0]:
-                    best = counts.mean_acceptance_length, lookup, length
-    assert best is not None
-    return best[1], best[2]

@@ -9,7 +9,6 @@ import torch
 from scipy.stats import chi2_contingency
 
 from conf.schema import EarlyExitConfig
-from eval.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay, tune_lookup
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter, build
@@ -17,6 +16,7 @@ from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
 from inference.drafters.ngram import NgramDrafter
+from inference.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -128,15 +128,6 @@ def test_a_round_never_drafts_more_than_the_limit_leaves() -> None:
     assert [(r.proposed, r.accepted, r.emitted) for r in rounds] == [(3, 3, [2, 1, 2, 1])]
     short = replay(record, 2, lookup=Lookup(1, 2))
     assert [(r.proposed, r.accepted, r.emitted) for r in short] == [(2, 2, [2, 1, 2]), (0, 0, [1])]
-
-
-def test_tuning_prefers_what_accepts_most_then_the_shorter_draft() -> None:
-    periodic = Record([1, 2, 3, 4] * 3, [1, 2, 3, 4] * 4, torch.zeros(16, 4), 16)
-    lookup, k = tune_lookup([periodic], 3)
-    assert k == 3
-    assert replay(periodic, k, lookup=lookup)[0].accepted == 3
-    hopeless = Record([1, 2, 3], [4, 5, 6, 7], torch.zeros(4, 4), 4)
-    assert tune_lookup([hopeless], 3)[1] == 1
 
 
 def test_heads_refuse_more_steps_than_they_have(target: Target, hydra: HydraDrafter) -> None:

@@ -1,0 +1,134 @@
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840): a decoder layer that reads the target's taps, then its own output.
+
+Trained by the paper's training-time test: step k of an unroll reads the output of step k - 1 as its feature, and
+attends to the true features up to the anchor and to its own earlier steps, which is what happens in the loop.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from conf.schema import Eagle3Config
+
+from ..batch import Batch, response_positions
+from ..sampling import SamplingRows
+from ..target import Target, causal_mask
+from .attention import PrefixState, layer_config, rows_at
+from .base import Chain, Context, Draft, Drafter, Features
+from .eagle3_model import Eagle3Model, portable_config, taps_of, vocab_maps
+
+
+class Eagle3Drafter(Drafter):
+    """Reads every true position once; its own drafts are forgotten after the round."""
+
+    kind = "eagle3"
+
+    def __init__(self, target: Target, cfg: Eagle3Config, draft_ids: Tensor | None) -> None:
+        super().__init__(draft_ids)
+        self.target, self.num_steps, self.own_tokens = target, cfg.unroll, cfg.own_tokens
+        self.taps = taps_of(cfg.taps, target.num_layers, target.name)
+        config = layer_config(target, cfg.inner_size)
+        self.model = Eagle3Model(target, config, len(self.taps), draft_ids).to(target.device)
+        self.layer = self.model.midlayer
+
+    def start(self, batch: int) -> PrefixState:
+        """Nothing read."""
+        return PrefixState.empty(batch)
+
+    def admit(self, state: PrefixState, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        state.admit(rows)
+
+    def select(self, state: PrefixState, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        state.select(rows)
+
+    def observe(self, state: PrefixState, rows: Sequence[int], features: Features) -> None:
+        """Keep the taps of what is new."""
+        state.observe(rows, features, self.dtype)
+
+    def draft(
+        self, state: PrefixState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Read what is new, then up to `num_steps` steps, each fed its own output and the token drafted before it."""
+        feature = self._catch_up(state, ctx)
+        true_lengths = list(state.cache.lengths)
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        token = chain.step(self.model.logits(feature), sampling, generator)
+        for _ in range(1, min(k, self.num_steps)):
+            read = self.layer.read(self._embed(token), feature)  # [B, 2H]
+            feature = self.layer.finish(feature, state.read_one(self.layer.self_attn, read)[:, 0])
+            token = chain.step(self.model.logits(feature), sampling, generator)
+        state.cache.rollback(true_lengths)
+        return chain.draft()
+
+    def train_logits(self, batch: Batch) -> Tensor:
+        """The training-time test [B, A, K, D]: K steps from every anchor, at which true features end.
+
+        While training, a share `own_tokens` of the tokens that steps after the first read are the drafter's own.
+        """
+        anchors, attention = batch.response.shape[1] - 1, self.layer.self_attn
+        inputs, features = self._true_inputs(batch)  # [B, T, 2H], [B, T, H]
+        at = response_positions(batch.starts, anchors, inputs.shape[1])  # [B, A]
+        keys, values = attention.keys_values(inputs, torch.arange(inputs.shape[1], device=at.device)[None])
+        visible = causal_mask(at, inputs.shape[1], None, self.dtype)
+        feature, read = rows_at(features, at), rows_at(inputs, at)  # [B, A, H], [B, A, 2H]
+        tokens = F.pad(batch.response, (0, self.num_steps))
+        own: list[tuple[Tensor, Tensor]] = []
+        logits: list[Tensor] = []
+        for step in range(self.num_steps):
+            if step:
+                token = self._fed_tokens(tokens[:, step : step + anchors], logits[-1])
+                read = self.layer.read(self._embed(token), feature)
+                own.append(attention.keys_values(read, at + step))
+            queries = attention.queries(read, at + step)
+            feature = self.layer.finish(feature, attention.attend_with_own(queries, keys, values, visible, own))
+            logits.append(self.model.logits(feature))
+        return torch.stack(logits, 2)
+
+    def parameters_to_save(self) -> dict[str, Tensor]:
+        """Tensors under the names engines load; the vocabulary maps only with a trimmed vocabulary."""
+        saved = {name: p.detach() for name, p in self.model.named_parameters()}
+        maps = {} if self.draft_ids is None else vocab_maps(self.draft_ids, self.target.vocab_size)
+        return saved | maps
+
+    @property
+    def model_config(self) -> dict[str, Any]:
+        """What serving engines read."""
+        return portable_config(self.model, len(self.taps))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The layer's dtype."""
+        return self.model.fc.weight.dtype
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        return self.target.embed(tokens).to(self.dtype)
+
+    def _catch_up(self, state: PrefixState, ctx: Context) -> Tensor:
+        """Read all that is new; the output [B,H] at each live row's newest true position."""
+        new = state.take(ctx)
+        if new is not None:
+            taps, tokens, counts = new
+            features = self.model.fc(taps)  # [1, M, H]
+            last, attended = state.read(self.layer.self_attn, self.layer.read(self._embed(tokens), features), counts)
+            state.output = self.layer.finish(features[0, last], attended[:, 0])
+        assert state.output is not None, "a draft needs what the target said about the prompt"
+        return state.output
+
+    def _true_inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What attention reads at every position [B,T,2H], and the fused features [B,T,H]."""
+        features = self.model.fc(torch.cat(batch.taps, -1).to(self.dtype))
+        following = F.pad(batch.tokens[:, 1:], (0, 1))  # position i goes with token i + 1
+        return self.layer.read(self._embed(following), features), features
+
+    def _fed_tokens(self, true: Tensor, logits: Tensor) -> Tensor:
+        """Response tokens [B,A], or the drafter's own in their place."""
+        if not (self.training and self.own_tokens):
+            return true
+        best = logits.detach().argmax(-1)
+        best = best if self.draft_ids is None else self.draft_ids[best]
+        return torch.where(torch.rand(true.shape, device=true.device) < self.own_tokens, best, true)

@@ -1,0 +1,120 @@
+"""EAGLE-3's network (Li et al. 2025, arXiv:2503.01840), in the layout that serving engines load.
+
+One Llama-like decoder layer over cat(norm(embedding), norm(feature)). A feature is `fc` of the target's taps where the
+target has been, and the layer's own output (before the final norm) beyond. Position i pairs the feature of position i
+with the embedding of token i + 1, and drafts token i + 2. Parameter names are those of the published checkpoints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conf.errors import ConfigError
+
+from ..target import Target
+from .attention import MLP, Attention, LayerConfig
+
+FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "tie_word_embeddings", "attention_bias")
+
+
+def taps_of(taps: Sequence[int], num_layers: int, name: str) -> tuple[int, ...]:
+    """The hidden_states to tap: `taps`, or [2, N//2, N-3], what every serving engine takes by default.
+
+    Raises ConfigError for a target without that many layers, and for taps that are not ascending.
+    """
+    chosen = tuple(taps) or (2, num_layers // 2, num_layers - 3)
+    ascending = all(a < b for a, b in pairwise(chosen))
+    if not ascending or chosen[0] < 0 or chosen[-1] > num_layers:
+        few = "" if taps else f"[2, N//2, N-3] needs at least 7 layers and {name} has {num_layers}: "
+        raise ConfigError(
+            f"drafter.taps = {list(taps)}: {few}give ascending indices from 0 (the embeddings) to {num_layers}; "
+            "other taps than the default are for our own loop only"
+        )
+    return chosen
+
+
+class MidLayer(nn.Module):
+    """The decoder layer, in pieces: a position's keys and values are needed more often than its output."""
+
+    def __init__(self, config: LayerConfig, device: torch.device) -> None:
+        super().__init__()
+        width, eps = config.hidden_size, config.rms_norm_eps
+        self.self_attn, self.mlp = Attention(config, 2 * width, device), MLP(config)
+        self.input_layernorm = nn.RMSNorm(width, eps)
+        self.hidden_norm = nn.RMSNorm(width, eps)
+        self.post_attention_layernorm = nn.RMSNorm(width, eps)
+
+    def read(self, token: Tensor, feature: Tensor) -> Tensor:
+        """Embedding and feature [..., H] -> what attention reads [..., 2H]."""
+        return torch.cat([self.input_layernorm(token), self.hidden_norm(feature)], -1)
+
+    def finish(self, feature: Tensor, attended: Tensor) -> Tensor:
+        """The feature and what attention gave [..., H] -> the next feature (the pre-norm sum)."""
+        hidden = feature + attended
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Eagle3Model(nn.Module):
+    """fc, the layer, its norm and its own head over the trimmed vocabulary.
+
+    A fresh model passes the highest tap on, and reads it out as the target reads its last state.
+    """
+
+    def __init__(self, target: Target, config: LayerConfig, taps: int, draft_ids: Tensor | None) -> None:
+        super().__init__()
+        width = config.hidden_size
+        self.config = config
+        ids = torch.arange(target.vocab_size) if draft_ids is None else draft_ids
+        self.fc = nn.Linear(taps * width, width, bias=False)
+        self.midlayer = MidLayer(config, target.device)
+        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.lm_head = nn.Linear(width, len(ids), bias=False)
+        with torch.no_grad():
+            self.lm_head.weight.copy_(target.head_rows(ids.to(target.device))[0])
+            self.fc.weight.zero_()[:, -width:].fill_diagonal_(1.0)
+            self.norm.weight.copy_(final_gain(target))
+
+    def logits(self, feature: Tensor) -> Tensor:
+        """[..., H] -> [..., D]."""
+        out: Tensor = self.lm_head(self.norm(feature))
+        return out
+
+
+def final_gain(target: Target) -> Tensor:
+    """[H]: what the target's final RMS norm multiplies by (1 + weight, in some models); ones for other norms."""
+    norm, ones = getattr(target.base, "norm", None), torch.ones(target.hidden_size).to(target.device, target.dtype)
+    if norm is None or getattr(norm, "bias", None) is not None:
+        return ones
+    gain: Tensor = norm(ones[None])[0]
+    return gain
+
+
+def vocab_maps(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
+    """d2t [D] int64: target id - draft id; t2d [V] bool: ids that can be drafted. draft_ids ascending."""
+    t2d = torch.zeros(vocab_size, dtype=torch.bool, device=draft_ids.device)
+    t2d[draft_ids] = True
+    return {"d2t": draft_ids - torch.arange(len(draft_ids), device=draft_ids.device), "t2d": t2d}
+
+
+def portable_config(model: Eagle3Model, taps: int) -> dict[str, Any]:
+    """config.json as vLLM, SGLang and llama.cpp read it: both spellings of RoPE, every flag written out."""
+    rope = model.config.rope_parameters
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "num_aux_hidden_states": taps,
+        "hidden_act": "silu",
+        **asdict(model.config),
+        "draft_vocab_size": model.lm_head.out_features,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": None if rope["rope_type"] == "default" else scaling,
+        "torch_dtype": str(model.fc.weight.dtype).removeprefix("torch."),
+        **dict.fromkeys(FALSE, False),
+    }
