@@ -55,12 +55,22 @@ class DrafterConfig:
         alone = self.warm_start is None or (self.folder is None and own != "ngram")
         require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup")
 
+    @property
+    def trains(self) -> bool:
+        """Whether anything of it is trained."""
+        return True
+
 
 @dataclass
 class NgramConfig(DrafterConfig):
     """Prompt lookup alone: continue the latest earlier occurrence of the last n tokens, longest n first."""
 
     kind: str = "ngram"
+
+    @property
+    def trains(self) -> bool:
+        """Nothing is."""
+        return False
 
 
 @dataclass

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from omegaconf import MISSING
 
 from .errors import require
+from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .models import (
     BlockConfig,
     DrafterConfig,
@@ -27,6 +28,7 @@ from .training import (
 )
 
 __all__ = [
+    "Adaptation",
     "BenchConfig",
     "BlockConfig",
     "CheckpointConfig",
@@ -34,9 +36,11 @@ __all__ = [
     "DataMode",
     "DrafterConfig",
     "Eagle3Config",
+    "EarlyExitConfig",
     "Features",
     "GenerateConfig",
     "HydraConfig",
+    "JumpConfig",
     "LauncherConfig",
     "LmConfig",
     "MedusaConfig",

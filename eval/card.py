@@ -22,6 +22,8 @@ ENGINES = {
     "block": "Its tensors are in draftsmith's own layout, and no other engine has run this folder.",
     "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
     "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
+    "early_exit": "Verification goes on from states inside the target, which no other engine does.",
+    "jump": "Drafts start inside the target, on its own keys and values, which no other engine does.",
     "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
     "ngram": "Prompt lookup has no weights; engines have it built in under their own options.",
 }
@@ -239,6 +241,8 @@ def taps(config: dict[str, Any]) -> str:
     match config["kind"]:
         case "hydra" | "medusa":
             return ", ".join(["last hidden state, after the final norm", *indices])
+        case "jump":
+            return f"hidden_states [{config['from_layer'] or 'about 17/24 of the layers'}]"
         case "eagle3":
             return indices[0] if indices else "hidden_states [2, N//2, N-3] of N layers"
         case "block":

@@ -77,8 +77,9 @@ def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, cho
 
 
 def before_training(target: Target, drafter: Drafter, config: DrafterConfig) -> Drafter | None:
-    """What the drafter was before it was trained; None without training, or when the model it was made from is gone."""
-    if not drafter.trainable:
+    """What the drafter was before it was trained (an exit that isn't trained: itself); None for lookups, or when the
+    model it was made from is gone."""
+    if drafter.num_steps == 0:
         return None
     try:
         return build(config, target, drafter.draft_ids).eval()

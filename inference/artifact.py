@@ -27,7 +27,17 @@ from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
 from conf.errors import UserError, require
-from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 
 from .drafters import Drafter, build, needs_vocab
 from .stock import read_config
@@ -38,7 +48,7 @@ VOCAB_KEY = "draft_ids"  # target ids of the draft ids
 D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
-    "lm": LmConfig,
+    "lm": LmConfig, "early_exit": EarlyExitConfig, "jump": JumpConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 

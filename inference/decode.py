@@ -259,7 +259,7 @@ class _Loop:
         last = torch.tensor([t[-1] for t in tokens], device=self.target.device)
         draft = self._draft(tokens, last)
         read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
-        out = self.target.forward(read, self.cache, self.taps)
+        out = self._read(read, draft)
         verdict = self._verify(out.last, draft)
         accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
         drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
@@ -291,11 +291,17 @@ class _Loop:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))
         assert self.hidden is not None
-        ctx = Context(tokens, last, self.hidden, self.live)
+        ctx = Context(tokens, last, self.hidden, self.live, self.cache)
         draft = self.d.drafter.draft(self.state, ctx, k, self.sampling, self.d.generator)
         if self.d.on_draft is not None:
             self.d.on_draft(len(self.rows), draft)
         return draft
+
+    def _read(self, tokens: Tensor, draft: Draft) -> Hidden:
+        """The target over the pending token and the draft, or over what is left to do of it."""
+        if draft.resume is None:
+            return self.target.forward(tokens, self.cache, self.taps)
+        return self.target.resume(draft.resume.states, draft.resume.layer, self.cache)
 
     def _verify(self, hidden: Tensor, draft: Draft) -> Verdict:
         logits = self.target.head(hidden)  # [B,1+K,V]

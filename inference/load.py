@@ -17,6 +17,7 @@ from conf.schema import BlockConfig, Eagle3Config, HydraConfig, LmConfig, RunCon
 from .drafters import check_block, check_tokenizer, needs_vocab
 from .drafters.eagle3_model import taps_of
 from .drafters.hydra_prefix import prefix_taps
+from .drafters.ranges import check_layers
 from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
 from .stock import first_line, read_config, read_model
@@ -94,6 +95,7 @@ def precheck(cfg: RunConfig) -> None:
         require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
+    check_layers(cfg.drafter, layers, name)
     if isinstance(cfg.drafter, Eagle3Config):
         taps_of(cfg.drafter.taps, layers, name)
     if isinstance(cfg.drafter, HydraConfig):

@@ -57,7 +57,7 @@ def check_parity(
         anchor = 0
         for draft, r in zip(loop, result.rounds, strict=False):
             for k in range(min(r.accepted + 1, draft.shape[0])):
-                step, at = (k, anchor) if train.shape[1] > k else (0, anchor + k)
+                step, at = (0, anchor + k) if drafter.endless else (k, anchor)
                 if at < train.shape[0]:
                     # float64 copies of one position [D] at a time
                     difference = float((draft[k].double() - train[at, step].double()).abs().max())
@@ -82,7 +82,7 @@ def _decode(
 
 def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
     batch = make_batch([result.request.prompt], [result.tokens]).to(target.device)
-    batch = with_hidden(target, batch, drafter.taps)
+    batch = with_hidden(target, batch, drafter.train_taps)
     with torch.no_grad():
         return drafter.train_logits(batch)[0]
 

@@ -25,7 +25,6 @@ from .acceptance import Round
 from .batch import Batch, make_batch
 from .drafters.base import Drafter
 from .drafters.hybrid import HybridDrafter
-from .drafters.lm import LmDrafter
 from .drafters.ngram import NgramDrafter, SuffixIndex
 from .parity import with_hidden
 from .sampling import Sampling, process
@@ -125,7 +124,7 @@ def chain_chances(
 
     sampled: whether the drafter draws from q (default: exactly when the target is sampled).
     """
-    batch = record_batch(target, record, drafter.taps)
+    batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
         logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
     sampled = not sampling.greedy if sampled is None else sampled
@@ -147,9 +146,9 @@ def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Ba
 
 
 def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
-    """[A, K, D] of a training forward -> [A, k, D] of a chain; an LM's step j at anchor a is its next token
-    at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
-    if isinstance(chain_of(drafter), LmDrafter):
+    """[A, K, D] of a training forward -> [A, k, D] of a chain; an endless chain's step j at anchor a is
+    its step at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
+    if drafter.endless:
         places = torch.arange(logits.shape[0])[:, None] + torch.arange(k)
         return logits[places.clamp(max=logits.shape[0] - 1), 0]
     if k > logits.shape[1]:
@@ -170,10 +169,9 @@ def lookup_of(drafter: Drafter) -> Lookup | None:
 
 
 def longest_draft(drafter: Drafter, k: int) -> int:
-    """Draft lengths worth sweeping: all the heads there are; twice `k` for an LM or a lookup, which have no
+    """Draft lengths worth sweeping: all the heads there are; twice `k` for chains and lookups, which have no
     end."""
-    heads = not isinstance(chain_of(drafter), LmDrafter) and drafter.num_steps > 0
-    return drafter.num_steps if heads else 2 * k
+    return drafter.num_steps if drafter.num_steps > 0 and not drafter.endless else 2 * k
 
 
 def _truth(tokens: list[int], k: int) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from conf.errors import UserError
 
 from .cache import SlotCache
+from .layers import LayerStack, close
 from .text import Text
 from .traits import context_of, layer_windows, logit_scale
 
@@ -82,6 +84,11 @@ class Target:
         """Ids that end a response (tokenizer's and generation config's)."""
         return self._text.eos_ids if self._text is not None else _config_eos(self.model)
 
+    @cached_property
+    def stack(self) -> LayerStack:
+        """Its decoder layers, to run ranges of them. Raises UserError for a model whose layers can't be."""
+        return LayerStack(self)
+
     def new_cache(self, batch: int, slots: int = 1) -> SlotCache:
         """An empty cache for `batch` rows; it grows as needed."""
         return SlotCache(self.num_layers, batch, slots)
@@ -97,6 +104,14 @@ class Target:
                 **{self._cache_key: cache},
             )  # fmt: skip
         return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
+
+    @torch.inference_mode()
+    def resume(self, states: Tensor, layer: int, cache: SlotCache) -> Hidden:
+        """`forward` from layer `layer` on, over tokens whose states [B,N,H] there, and keys and values of the layers
+        below, are known. Raises UserError for a model whose layers can't be run one by one.
+        """
+        frame = self.stack.begin(cache, states.shape[1])
+        return Hidden(self.stack.norm(self.stack.run(states, frame, cache, layer, self.num_layers)))
 
     @torch.no_grad()
     def read(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int] = ()) -> Hidden:
@@ -134,12 +149,17 @@ class Target:
             logits = logits * self._scale
         return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
 
-    def _mask(self, positions: Tensor, view: int) -> Tensor | dict[str, Tensor]:
+    def masks(self, positions: Tensor, view: int) -> dict[str, Tensor]:
+        """Additive causal masks [B,1,N,view] for positions [B,N], by layer type."""
         masks = {
             kind: causal_mask(positions, view, window, self.dtype) for kind, window in self.windows.items()
         }
         for kind, window in self.windows.items():
             masks[kind].spans = causal_spans(positions, window)  # type: ignore[attr-defined]  # for fused.py
+        return masks
+
+    def _mask(self, positions: Tensor, view: int) -> Tensor | dict[str, Tensor]:
+        masks = self.masks(positions, view)
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _check_runs(self) -> None:
@@ -162,7 +182,7 @@ class Target:
         for wanted, logits, what in (
             (own, read, "head(final hidden state)"), (ends, cached, "the same with a cache with slots"),
         ):  # fmt: skip
-            if not _close(wanted, logits):
+            if not close(wanted, logits):
                 raise UserError(f"target {self.name}: its logits are not {what}; such models are not supported")
 
     def _in_two_parts(self, ids: Tensor) -> Tensor:
@@ -179,6 +199,11 @@ def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.d
     visible = slots <= positions[:, None, :, None]
     if window is not None:
         visible = visible & (slots > positions[:, None, :, None] - window)
+    return additive(visible, dtype)
+
+
+def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where a slot is visible, else the most negative number of `dtype`."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
         ~visible, torch.finfo(dtype).min
     )
@@ -195,12 +220,6 @@ def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:
         if isinstance(module, nn.ModuleList) and len(module) == count:
             return list(module)
     raise UserError(f"found no list of {count} decoder layers in {type(base).__name__}; this model is unknown")
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether logits agree but for the noise of their dtype; False for NaN."""
-    bound = 1e-2 if torch.finfo(a.dtype).bits > 16 else 0.1
-    return bool((a - b).abs().max() <= bound * a.abs().max())
 
 
 def _cache_keyword(base: nn.Module) -> str:

@@ -5,8 +5,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 from inference.drafters import Drafter, build
+from inference.drafters.jump import JumpDrafter
 from inference.target import Target
 from tiny import tiny_model
 
@@ -30,6 +41,10 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
             return Eagle3Config(**{"draft_vocab_size": 0, "taps": [0, 1, 2], "unroll": 3} | common)
         case "block":
             return BlockConfig(**{"draft_vocab_size": 0, "markov_rank": 8} | common)
+        case "early_exit":
+            return EarlyExitConfig(**{"draft_vocab_size": 0, "exit_layer": 1, "layers": [-1]} | common)
+        case "jump":
+            return JumpConfig(**{"draft_vocab_size": 0, "from_layer": 1, "to_layer": 0, "last_layer": 2} | common)
         case "medusa":
             return MedusaConfig(**{"draft_vocab_size": 0} | common)
         case _:
@@ -43,14 +58,26 @@ def make_drafter(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
         drafter = build(make_config(kind, **changes), target, ids)
+    if isinstance(drafter, JumpDrafter) and drafter.predictor.up is None:
+        aim(drafter)
     shake(drafter, noise)
     return drafter.eval()
 
 
+def aim(drafter: JumpDrafter) -> None:
+    """Predict state 0, the embedding: what makes a jump to layer 0 nearly the target, but for the scale."""
+    target, down = drafter.target, drafter.predictor.down
+    read = target.read(torch.arange(3, 30)[None], torch.tensor([27]), (0, drafter.from_layer))
+    scale = [float(tap.pow(2).mean(-1).sqrt().mean()) for tap in read.taps]
+    eye = torch.eye(target.hidden_size, dtype=down.weight.dtype)
+    with torch.no_grad():
+        down.weight.copy_(torch.cat([-eye, eye * scale[0] / scale[1]], 1))
+
+
 def shake(module: nn.Module, noise: float) -> None:
-    """Add noise, relative to each tensor's own spread where it has one."""
+    """Add noise to what is trained, relative to each tensor's own spread where it has one."""
     g = torch.Generator().manual_seed(11)
     with torch.no_grad():
-        for parameter in module.parameters():
+        for parameter in (p for p in module.parameters() if p.requires_grad):
             scale = noise * float(parameter.std()) if parameter.numel() > 1 and float(parameter.std()) > 0 else noise
             parameter.add_(scale * torch.randn(parameter.shape, generator=g, dtype=parameter.dtype))

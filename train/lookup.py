@@ -37,6 +37,6 @@ def tuned(
 
 def _text(drafter: Drafter, target: Target, result: Result, k: int) -> Text:
     record = record_of(result)
-    drafts = drafter.trainable and len(record.tokens) > 1
+    drafts = drafter.num_steps > 0 and len(record.tokens) > 1
     chances = chain_chances(drafter, target, record, k, Sampling()) if drafts else None
     return Text(str(result.request.meta), record, chances)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from conf.digest import digest_of, plain
 from conf.errors import UserError
+from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -20,10 +22,12 @@ from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_memory, device_of, load_target, precheck
+from inference.replay import lookup_of
 from inference.target import Target
 
 from .calibrate import calibrated, described
 from .checkpoint import flatten
+from .exits import choose_exit, chosen_exit
 from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
@@ -39,7 +43,7 @@ def run(cfg: RunConfig) -> None:
     path = run_dir(cfg)
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
     target = load_target(cfg.target)
-    if not isinstance(cfg.drafter, NgramConfig):
+    if cfg.drafter.trains:
         train(cfg, path, target, accelerator)
     elif accelerator.is_main_process:
         write_untrained(cfg, path, target)
@@ -48,19 +52,35 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights: only its lookup is chosen."""
-    record(cfg, path)
+    """A drafter without weights: only its exit and its lookup are chosen."""
     with timed(path, "train") as figures:
-        drafter = build(cfg.drafter, target)
-        answers = plain_answers(target, choose_requests(cfg, target)) if cfg.drafter.tune_lookup else []
-        drafter_cfg, lookup = tuned(cfg.drafter, drafter, target, answers)
+        store = None if isinstance(cfg.drafter, NgramConfig) else open_store(cfg, path, target)
+        cfg = cfg if store is None else with_exit(cfg, path, target, store)
+        record(cfg, path)
+        drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
+        tunes = cfg.drafter.tune_lookup and lookup_of(drafter) is not None
+        answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
+        drafter_cfg, lookup = tuned(own, drafter, target, answers)
         figures |= {"steps": 0, "best": None, "lookup": lookup}
         save_drafter(path / "drafter", drafter, drafter_cfg, target, {"lookup": lookup} if lookup else None)
+
+
+def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
+    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process; other configurations as they
+    are."""
+    drafter = cfg.drafter
+    if not isinstance(drafter, EarlyExitConfig) or drafter.exit_layer != AUTO or drafter.folder is not None:
+        return cfg
+    if main:
+        choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
+    return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Train to the end and write the best checkpoint as `drafter/`."""
     store = open_store(cfg, path, target)
+    with accelerator.main_process_first():
+        cfg = with_exit(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):
         if accelerator.is_main_process:

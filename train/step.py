@@ -109,7 +109,7 @@ class Distillation:
     def _accumulate(self, batch: Batch, sums: Sums) -> None:
         """Draft, compare and backward one micro-batch; adds to gradients and `sums`."""
         stored = batch.hidden is not None
-        batch = self.drafter.choose_anchors(with_hidden(self.target, batch, self.drafter.taps))
+        batch = self.drafter.choose_anchors(with_hidden(self.target, batch, self.drafter.train_taps))
         norms = self.teacher.norms(batch, remember=stored)
         outputs = [t for t in self.view(batch) if t is not None]  # [B, A, K, D] and perhaps [B, A, K]
         gradients = [torch.empty_like(t) for t in outputs]

@@ -109,7 +109,7 @@ class Validator:
         sums = Sums.zeros(drafter.num_steps, self.target.device)
         chains = torch.zeros(2, drafter.num_steps, device=self.target.device)
         for batch in self.batches:
-            batch = with_hidden(self.target, batch.to(self.target.device), drafter.taps)
+            batch = with_hidden(self.target, batch.to(self.target.device), drafter.train_taps)
             logits = drafter.train_logits(batch)
             norms, mask = teacher.norms(batch), batch.supervised(logits.shape[2])
             for part in chunks(logits):

@@ -7,7 +7,17 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
-from conf.schema import BlockConfig, DrafterConfig, Eagle3Config, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import (
+    BlockConfig,
+    DrafterConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+)
 
 from ..stock import read_config, read_model
 from ..target import Target
@@ -16,8 +26,10 @@ from ..traits import attention_of
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
 from .eagle3 import Eagle3Drafter
+from .early_exit import EarlyExitDrafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
+from .jump import JumpDrafter
 from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
@@ -61,8 +73,13 @@ def _trained_kind(
             return BlockDrafter(target, cfg, vocab_ids)
         case LmConfig():
             return _build_lm(cfg, target, vocab_ids, saved)
+        case EarlyExitConfig():
+            return EarlyExitDrafter(target, cfg, vocab_ids)
+        case JumpConfig():
+            return JumpDrafter(target, cfg, vocab_ids)
         case _:
-            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, eagle3, block, lm")
+            kinds = "ngram, medusa, hydra, eagle3, block, lm, early_exit, jump"
+            raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of {kinds}")
 
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:

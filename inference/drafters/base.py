@@ -10,14 +10,25 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 
 from ..batch import Batch
+from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
+
+
+@dataclass(frozen=True)
+class Resume:
+    """The target's own work, done while drafting: states [B,1+K,H] of the pending token and of every draft token
+    after its first `layer` layers, whose keys and values lie in the target's cache. Verification goes on from there.
+    """
+
+    states: Tensor
+    layer: int
 
 
 @dataclass
 class Draft:
     """tokens [B,K] int64; counts [B]: valid draft tokens of each row; probs [B,K,V]: the distributions the tokens
     were really drawn from, None when they are deterministic (one-hot). sources: who drafted each row.
-    logits [B,K,D]: the drafter's raw logits, for the parity check.
+    logits [B,K,D]: the drafter's raw logits, for the parity check. resume: where verification goes on.
     """
 
     tokens: Tensor
@@ -25,6 +36,7 @@ class Draft:
     probs: Tensor | None = None
     sources: list[str] | None = None
     logits: Tensor | None = None
+    resume: Resume | None = None
 
 
 @dataclass
@@ -34,12 +46,15 @@ class Context:
     rows: all ids of each row, prompt included; the last one is pending: emitted, not yet in the target's cache.
     last [B]: those pending ids; hidden [B,H]: the target's last hidden state that predicted them.
     live: rows that still generate (the others' drafts are ignored).
+    cache: the target's, for drafters that run its layers: a draft may write beyond `lengths`, and leaves them as
+    they were.
     """
 
     rows: list[list[int]]
     last: Tensor
     hidden: Tensor
     live: list[bool]
+    cache: SlotCache | None = None
 
 
 @dataclass
@@ -72,6 +87,7 @@ class Drafter(nn.Module, ABC):
     trainable: bool = True
     taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
+    endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
@@ -93,6 +109,11 @@ class Drafter(nn.Module, ABC):
         """Take in what the target says about new positions of `rows`: after their prefill (the whole prompt) and
         after every verification (the pending token and the accepted drafts), each position once and in order.
         """
+
+    @property
+    def train_taps(self) -> tuple[int, ...]:
+        """The taps that `train_logits` wants in Batch.taps."""
+        return self.taps
 
     @abstractmethod
     def draft(

@@ -29,7 +29,7 @@ class HybridDrafter(Drafter):
         super().__init__(inner.draft_ids)
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
-        self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.trainable, self.num_steps, self.endless = inner.trainable, inner.num_steps, inner.endless
         self.taps, self.context = inner.taps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
@@ -50,6 +50,11 @@ class HybridDrafter(Drafter):
     def observe(self, state: HybridState, rows: Sequence[int], features: Features) -> None:
         """Of every round, whoever drafted it."""
         self.inner.observe(state.inner, rows, features)
+
+    @property
+    def train_taps(self) -> tuple[int, ...]:
+        """The inner drafter's."""
+        return self.inner.train_taps
 
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -84,7 +89,9 @@ class HybridDrafter(Drafter):
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
-    """Rows with a lookup take it (one-hot q); the others keep the inner draft."""
+    """Rows with a lookup take it (one-hot q); the others keep the inner draft. What the target has already worked
+    out is for other tokens then, so verification starts anew.
+    """
     tokens, counts = inner.tokens.clone(), inner.counts.clone()
     probs = None if inner.probs is None else inner.probs.clone()
     for row, ids in enumerate(found):

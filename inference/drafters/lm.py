@@ -34,6 +34,7 @@ class LmDrafter(Drafter):
 
     kind = "lm"
     num_steps = 1
+    endless = True
 
     def __init__(
         self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, lora_rank: int = 0

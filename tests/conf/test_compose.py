@@ -21,7 +21,8 @@ YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "block": (schema.BlockConfig, False),
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
-    "eagle3": (schema.Eagle3Config, False),
+    "eagle3": (schema.Eagle3Config, False), "early_exit": (schema.EarlyExitConfig, False),
+    "jump": (schema.JumpConfig, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
 }  # fmt: skip
 
@@ -121,7 +122,7 @@ WRONG = {
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
     "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
-    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, hybrid, hydra, lm, medusa, ngram",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, early_exit, ",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",

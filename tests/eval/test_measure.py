@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conf.schema import LmConfig, NgramConfig, TargetConfig
+from conf.schema import EarlyExitConfig, LmConfig, NgramConfig, TargetConfig
 from eval.measure import before_training
 from inference.drafters import build
 from inference.load import load_target
@@ -26,3 +26,5 @@ def test_the_untrained_drafter_is_left_out_when_its_model_is_gone(
     assert before_training(target, drafter, cfg) is None
     assert capsys.readouterr().err.startswith("the untrained drafter is left out: no tokenizer could be loaded from ")
     assert before_training(target, build(NgramConfig(), target), NgramConfig()) is None
+    bare = EarlyExitConfig(exit_layer=1, adapter=False, draft_vocab_size=0)  # drafts, though nothing of it is trained
+    assert before_training(target, build(bare, target), bare) is not None

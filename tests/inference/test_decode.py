@@ -38,17 +38,21 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "lm": {},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True},
+    "early_exit": {"layers": []},
+    "early_exit trimmed lookup": {"lookup": True, "draft_vocab_size": len(IDS)},
+    "jump": {},
 }
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40], [7], list(range(20, 34)), [9, 9, 9]]
 LIMITS = [11, 1, 8, 5, 7]
 
 
 def drafters_of(target: Target) -> dict[str, Drafter]:
-    layers = {"layers": list(range(target.num_layers))}
+    every = list(range(target.num_layers))
+    layers = {"lm": {"layers": every}, "early_exit": {"layers": every[1:]}, "jump": {"last_layer": len(every)}}
     return {
         name: make_drafter(
             name.split()[0], target, ids=IDS if "trimmed" in name else None,
-            **changes | (layers if name.startswith("lm") else {}),
+            **layers.get(name.split()[0], {}) | changes,
         )
         for name, changes in DRAFTERS.items()
     }

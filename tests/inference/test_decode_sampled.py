@@ -39,6 +39,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "lm": {"layers": [0]},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True, "min_match": 2},
+    "early_exit": {"layers": []},
+    "early_exit trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True, "min_match": 2},
+    "jump": {},
 }
 PROCESSORS = {
     "plain": Sampling(1.0),

@@ -37,6 +37,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "block trimmed": ("block", {"draft_vocab_size": len(IDS), "markov_rank": 0, "block_size": 5}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
+    "early_exit": ("early_exit", {"layers": []}),
+    "early_exit trimmed": ("early_exit", {"draft_vocab_size": len(IDS), "adaptation": "lora"}),
+    "jump": ("jump", {"inner_size": 24}),
+    "jump trimmed": ("jump", {"draft_vocab_size": len(IDS), "adaptation": "frozen", "adapter": False}),
 }
 
 
@@ -56,7 +60,10 @@ def test_training_and_decoding_agree(arch: str, kind: str) -> None:
     assert parity.positions > 40 and str(parity).startswith("parity ok: max |difference| ")
 
 
-@pytest.mark.parametrize("kind", ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "block", "lm"])
+NARROW = ["medusa trimmed", "hydra", "hydra lstm", "eagle3 trimmed", "block", "lm", "early_exit trimmed", "jump"]
+
+
+@pytest.mark.parametrize("kind", NARROW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: torch.dtype) -> None:
     target = make_target("llama", dtype=dtype)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
+from conf.schema import EarlyExitConfig
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
-from inference.drafters.base import Drafter
+from inference.drafters import Drafter, build
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
@@ -33,6 +34,7 @@ def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, 
         "ngram": NgramDrafter(1, 3),
         "hybrid": HybridDrafter(hydra, 1, 3),
         "hybrid-lm": HybridDrafter(lm, 2, 3),
+        "exit": build(EarlyExitConfig(exit_layer=1, layers=[-1], draft_vocab_size=0), target),
     }
 
 
@@ -59,7 +61,7 @@ def replayed(drafter: Drafter, target: Target, record: Record, k: int, sampling:
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "ngram", "hybrid", "hybrid-lm"])
+@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "ngram", "hybrid", "hybrid-lm", "exit"])
 def test_greedy_replay_equals_live_rounds(
     target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, k: int
 ) -> None:
