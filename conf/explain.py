@@ -12,8 +12,8 @@ from . import schema
 from .errors import ConfigError
 
 DRAFTERS = (
-    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.BlockConfig, schema.LmConfig,
-    schema.EarlyExitConfig, schema.JumpConfig,
+    schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.BlockConfig,
+    schema.LmConfig, schema.EarlyExitConfig, schema.JumpConfig,
 )  # fmt: skip
 
 # What OmegaConf says about a value of the wrong type -> what is allowed.
