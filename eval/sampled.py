@@ -56,6 +56,7 @@ class SampledTest:
     """The test and what went into it."""
 
     test: GTest = field(default_factory=GTest)
+    draws: int = 0  # tokens
     continuations: int = 0
     rounds: int = 0
     accepted: int = 0
@@ -64,7 +65,8 @@ class SampledTest:
         """lossless.sampled of report.json."""
         return {
             "test": f"G-test, {self.test.contexts} contexts, {self.test.dof} degrees of freedom",
-            "draws": self.test.draws, "statistic": float(self.test.statistic), "p_value": self.test.p_value,
+            "draws": self.draws, "compared": self.test.draws, "statistic": float(self.test.statistic),
+            "p_value": self.test.p_value,
             "continuations": self.continuations, "new_tokens": NEW_TOKENS, "rounds": self.rounds,
             "accepted_draft_tokens": self.accepted, "temperatures": [s.temperature for s in SAMPLINGS],
             "smallest_bias": self.test.smallest_bias(MIN_P_VALUE, POWER), "power": POWER, "level": MIN_P_VALUE,
@@ -90,13 +92,13 @@ def sampled_check(
 def _continue(decoder: Decoder, prefix: list[int], draws: int, out: SampledTest) -> dict[Sampling, Places]:
     """At least `draws` tokens after a prefix, a batch of continuations at a time."""
     places = {sampling: Places() for sampling in SAMPLINGS}
-    drawn = 0
-    while drawn < draws:
+    end = out.draws + draws
+    while out.draws < end:
         samplings = [SAMPLINGS[row % len(SAMPLINGS)] for row in range(decoder.batch)]
         for result in decoder.run([Request(prefix, max_new_tokens=NEW_TOKENS, sampling=s) for s in samplings]):
             assert result.request.sampling is not None
             places[result.request.sampling].add(result.tokens)
-            drawn += len(result.tokens)
+            out.draws += len(result.tokens)
             out.continuations += 1
             out.rounds += len(result.rounds)
             out.accepted += sum(r.kept for r in result.rounds)

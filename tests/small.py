@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from conf.schema import HydraConfig
 from inference.drafters.hydra import HydraDrafter
 from inference.target import Target
 
@@ -24,7 +25,8 @@ def tiny_target(dtype: torch.dtype = torch.float32, seed: int = 0) -> Target:
 def random_hydra(target: Target, heads: int = 3, draft_ids: torch.Tensor | None = None) -> HydraDrafter:
     """Hydra heads with random weights: drafts that are sometimes right."""
     torch.manual_seed(1)
-    drafter = HydraDrafter(target, heads, 1, 32, True, draft_ids)
+    cfg = HydraConfig(num_heads=heads, num_spec_tokens=heads, inner_size=32, share_steps=True)
+    drafter = HydraDrafter(target, cfg, draft_ids)
     for step in drafter.steps:
         torch.nn.init.normal_(step.blocks[0].down.weight, std=0.05)
     return drafter.to(target.dtype)
