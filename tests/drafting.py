@@ -67,7 +67,7 @@ def make_drafter(
 def aim(drafter: JumpDrafter) -> None:
     """Predict state 0, the embedding: what makes a jump to layer 0 nearly the target, but for the scale."""
     target, down = drafter.target, drafter.predictor.down
-    read = target.read(torch.arange(3, 30)[None], torch.tensor([27]), (0, drafter.from_layer))
+    read = target.read(torch.arange(3, 30)[None] % target.vocab_size, torch.tensor([27]), (0, drafter.from_layer))
     scale = [float(tap.pow(2).mean(-1).sqrt().mean()) for tap in read.taps]
     eye = torch.eye(target.hidden_size, dtype=down.weight.dtype)
     with torch.no_grad():

@@ -240,5 +240,5 @@ def test_what_is_neither_a_folder_nor_on_the_hub_gets_one_line(where: str, targe
 
 
 def test_an_unknown_configuration_cannot_hide_in_a_known_one() -> None:
-    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "eagle3", "lm"}
+    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "eagle3", "block", "lm", "early_exit", "jump"}
     assert artifact.drafter_config({"drafter": {"kind": "hydra"}}, Path("x")) == HydraConfig()
