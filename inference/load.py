@@ -24,7 +24,7 @@ from .stock import first_line, read_config, read_model
 from .target import Target
 from .text import Text
 from .tiny import make_tiny_target
-from .traits import context_of, layer_windows
+from .traits import UNFIT, context_of, layer_windows
 
 
 def resolve(target_id: str) -> str:
@@ -131,6 +131,9 @@ def check_supported(config: Any, name: str) -> None:
             f"{name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected draft; "
             "choose an attention model"
         )
+    if config.model_type in UNFIT:
+        reason = UNFIT[config.model_type]
+        raise UserError(f"{name} ({config.model_type}) can't be run on a cache with slots: {reason}; choose another")
     layer_windows(config, name)
 
 

@@ -10,7 +10,7 @@ from transformers.utils import logging as transformers_logging
 
 from conf.errors import UserError
 
-from .traits import attention_of
+from .traits import attention_of, experts_of
 
 
 def read_config(where: str, name: str, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def read_model(where: str, name: str, config: Any, dtype: torch.dtype, **options
     try:
         found = AutoModelForCausalLM.from_pretrained(
             where, config=config, dtype=dtype, attn_implementation=attention_of(config), use_safetensors=True,
-            output_loading_info=True, ignore_mismatched_sizes=True, **options,
+            output_loading_info=True, ignore_mismatched_sizes=True, **experts_of(dtype), **options,
         )  # fmt: skip
     except Exception as error:  # damaged files, packages that a quantised model needs, memory
         raise UserError(f"{name} can't be loaded: {first_line(error)}") from error

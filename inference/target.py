@@ -169,14 +169,17 @@ class Target:
         """
         ids = torch.arange(4, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
-            own = self.model(input_ids=ids, use_cache=False).logits
-            if not bool(own.isfinite().all()):
-                reason = f"its weights are damaged, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
-                raise UserError(f"target {self.name}: its logits hold NaN or Inf; {reason}")
-            read = self.head(self.read(ids, torch.tensor([4])).last)
             try:
+                own = self.model(input_ids=ids, use_cache=False).logits
+            except Exception as error:  # whatever its code lacks on this device or in this dtype
+                raise UserError(f"target {self.name} can't be run here in {self.dtype}: {error}") from error
+            if not bool(own.isfinite().all()):
+                reason = f"its weights are damaged, or {self.dtype} is too narrow for it"
+                raise UserError(f"target {self.name}: its logits hold NaN or Inf; {reason}")
+            try:
+                read = self.head(self.read(ids, torch.tensor([4])).last)
                 cached = self.head(self._in_two_parts(ids))
-            except (RuntimeError, ValueError, TypeError) as error:
+            except Exception as error:
                 raise UserError(f"target {self.name} can't run on a cache with slots: {error}") from error
         ends = torch.cat([own[:, 2:], own[:, 1:3]])
         for wanted, logits, what in (

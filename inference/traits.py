@@ -2,9 +2,19 @@
 
 from typing import Any
 
+import torch
+
 from conf.errors import UserError
 
 SLOT_TYPES = {"full_attention", "sliding_attention"}
+
+# Architectures of transformers whose own code does not follow the positions and masks it is given (found by
+# tests/inference/test_architectures.py, which tries them all).
+UNFIT = {
+    "dory": "its loops keep keys beside the cache",
+    "gpt_neo": "its local layers go by slots, not by positions",
+    "moshi": "it ignores its sliding window",
+}
 
 
 def layer_windows(config: Any, name: str) -> dict[str, int | None]:
@@ -39,6 +49,11 @@ def context_of(config: Any) -> int | None:
 def attention_of(config: Any) -> str | None:
     """The attention implementation to load with: sdpa leaves soft-capping out; else transformers knows best."""
     return "eager" if getattr(config, "attn_logit_softcapping", None) else None
+
+
+def experts_of(dtype: torch.dtype) -> dict[str, str]:
+    """The option a mixture of experts needs to run in `dtype`: grouped products of matrices know no float64."""
+    return {"experts_implementation": "eager"} if dtype == torch.float64 else {}
 
 
 def logit_scale(config: Any) -> float:

@@ -16,6 +16,7 @@ from ..batch import Batch, right_padded, similar_lengths
 from ..cache import SlotCache
 from ..sampling import SamplingRows
 from ..target import Target
+from ..traits import experts_of
 from .base import Chain, Context, Draft, Drafter
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
@@ -171,7 +172,8 @@ def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) ->
 
 def without_weights(config: PretrainedConfig, target: Target, attention: str | None) -> PreTrainedModel:
     """A model of `config` in the target's dtype on its device; its weights are to be filled in."""
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    experts = experts_of(target.dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, **experts)
     return cast(PreTrainedModel, cast(nn.Module, model).to(device=target.device, dtype=target.dtype))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from histories import largest_difference, own_logits
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -34,47 +34,16 @@ def _target(case: str, dtype: torch.dtype = torch.float64, **options: Any) -> Ta
     return Target(tiny_model(kind, dtype=dtype, **changes, **options), None, case, {})
 
 
-def _own(target: Target, row: list[int]) -> Tensor:
-    """The stock model's logits [T,V] for one text."""
-    with torch.inference_mode():
-        logits: Tensor = target.model(input_ids=torch.tensor([row]), use_cache=False).logits[0]
-    return logits
-
-
-def _history(target: Target, rng: random.Random, rounds: int, batch: int = 4) -> float:
-    """Ragged rows, random drafts, rejections and rollbacks; the largest difference of logits met (NaN wins)."""
-    prompts = [[rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))] for _ in range(batch)]
-    width = max(map(len, prompts))
-    cache, rows, met = target.new_cache(batch), [list(p) for p in prompts], []
-    out = target.forward(torch.tensor([p + [0] * (width - len(p)) for p in prompts]), cache)
-    cache.advance([len(p) for p in prompts])
-    for b, prompt in enumerate(prompts):
-        met.append((target.head(out.last[b, : len(prompt)]) - _own(target, prompt)).abs().max())
-    for _ in range(rounds):
-        if rng.random() < 0.4:
-            rows = [row[: rng.randint(max(1, len(row) - 5), len(row))] for row in rows]
-            cache.rollback([len(row) for row in rows])
-        n = rng.randint(1, 5)
-        new = [[rng.randrange(VOCAB) for _ in range(n)] for _ in rows]
-        logits = target.head(target.forward(torch.tensor(new), cache).last)
-        for b, row in enumerate(rows):
-            met.append((logits[b] - _own(target, row + new[b])[len(row) :]).abs().max())
-        keep = [rng.randint(0, n) for _ in rows]
-        rows = [row + tokens[:k] for row, tokens, k in zip(rows, new, keep, strict=True)]
-        cache.advance(keep)
-    return float(torch.stack(met).max())
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_logits_through_drafts_and_rollbacks_are_the_stock_models(case: str) -> None:
     target = _target(case)
-    assert _history(target, random.Random(case), rounds=14) < 1e-9
+    assert largest_difference(target, random.Random(case), rounds=14) < 1e-9
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3", "qwen2_sliding", "gpt_neox"])
 def test_eager_attention_too(case: str) -> None:
     target = _target(case, attn_implementation="eager")
-    assert _history(target, random.Random(1), rounds=8) < 2e-5  # its softmax is float32
+    assert largest_difference(target, random.Random(1), rounds=8) < 2e-5  # its softmax is float32
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
@@ -93,7 +62,7 @@ def test_rows_enter_leave_and_multiply_and_the_cache_grows(case: str) -> None:
         new = [[rng.randrange(VOCAB) for _ in range(3)] for _ in rows]
         logits = target.head(target.forward(torch.tensor(new), cache).last)
         for b, row in enumerate(rows):
-            assert float((logits[b] - _own(target, row + new[b])[-3:]).abs().max()) < 1e-9
+            assert float((logits[b] - own_logits(target, row + new[b])[-3:]).abs().max()) < 1e-9
         cache.select([1])
         cache.expand(2)
         rows = [short, short]
@@ -124,7 +93,7 @@ def test_read_needs_no_mask_for_padding_on_the_right(case: str) -> None:
     tokens = torch.tensor([rows[0], [*rows[1], 99, 98, 97]])
     logits = target.head(target.read(tokens, torch.tensor([6, 3])).last)
     for b, row in enumerate(rows):
-        assert float((logits[b, : len(row)] - _own(target, row)).abs().max()) < 1e-9
+        assert float((logits[b, : len(row)] - own_logits(target, row)).abs().max()) < 1e-9
     with pytest.raises(ValueError, match="lengths up to 7"):
         target.read(tokens, torch.tensor([7, 3]))
 
@@ -141,7 +110,7 @@ def _scaled(kind: str) -> PreTrainedModel:
 def test_heads_with_a_scale(kind: str) -> None:
     target = Target(_scaled(kind), None, kind, {})
     hidden = target.read(torch.tensor([[3, 8, 1]]), torch.tensor([3])).last
-    assert float((target.head(hidden)[0] - _own(target, [3, 8, 1])).abs().max()) < 1e-12
+    assert float((target.head(hidden)[0] - own_logits(target, [3, 8, 1])).abs().max()) < 1e-12
 
 
 @pytest.mark.parametrize("case", ["llama_untied", "gemma3_capped"])
