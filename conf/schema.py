@@ -61,6 +61,14 @@ class Acceptance(StrEnum):
     typical = "typical"
 
 
+class Rule(StrEnum):
+    """How sampled drafts are verified; both are lossless. auto: block verification, which is the token rule for
+    deterministic drafts; token: token by token always."""
+
+    auto = "auto"
+    token = "token"
+
+
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -296,6 +304,7 @@ class BenchConfig:
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     sampled_prompts: int = 7  # prompts of each set at temperatures above 0
     acceptance: Acceptance = Acceptance.exact
+    rule: Rule = Rule.auto
     bootstrap: int = 2000
     lossless_draws: int = 20000
     show_text: bool | None = None  # None: built-in prompts only

@@ -183,8 +183,8 @@ def sampled_check(
     exact p.
 
     The first emitted token must follow p(. | prefix), the second, given that the first draft token was
-    accepted, p(. | prefix, first), and so on up to the bonus token: these conditional laws are the token
-    rule's claim (Leviathan et al. 2023, appendix A.1), and their G statistics add up.
+    accepted, p(. | prefix, first), and so on up to the bonus token: these conditional laws are the claim of the
+    token rule (Leviathan et al. 2023, appendix A.1) and of the block rule, and their G statistics add up.
     """
     generator = torch.Generator().manual_seed(seed)
     test = GTest()

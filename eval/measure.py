@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from conf.schema import BenchConfig, DrafterConfig
+from conf.schema import BenchConfig, DrafterConfig, Rule
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
@@ -17,7 +17,7 @@ from inference.target import Target
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
 from .replay import Lookup, Record, chain_chances, chain_of, longest_draft, lookup_of, replay, tune_lookup
-from .report import SWEEP
+from .report import SWEEP, TOKEN_RULE
 from .speed import Pairing
 
 TUNING_TOKENS = 64
@@ -34,6 +34,7 @@ class Contest:
     num_spec_tokens: int
     ngram: Lookup
     ngram_k: int
+    rule: Rule = Rule.auto
 
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
@@ -46,25 +47,34 @@ class Contest:
             fresh = self._chances(self.untrained, record, k, sampling)
             out["untrained"] = replay(record, k, lookup=lookup, chances=fresh, source=source, generator=generator)
             out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
+            if not sampling.greedy and self.rule is not Rule.token:
+                stepwise = self._chances(self.drafter, record, k, sampling, Rule.token)
+                out[TOKEN_RULE] = replay(
+                    record, k, lookup=lookup, chances=stepwise, source=source, generator=generator
+                )
         for length in range(1, longest + 1):
             out[f"{SWEEP}{length}"] = replay(
                 record, length, lookup=lookup, chances=chances, source=source, generator=generator
             )
         return out
 
-    def _chances(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> torch.Tensor:
+    def _chances(
+        self, drafter: Drafter, record: Record, k: int, sampling: Sampling, rule: Rule | None = None
+    ) -> torch.Tensor:
         if len(record.tokens) < 2:
             return torch.zeros(0, k)
-        return chain_chances(drafter, self.target, record, k, sampling)
+        return chain_chances(drafter, self.target, record, k, sampling, rule=rule or self.rule)
 
 
-def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
+def contest(
+    target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt], rule: Rule = Rule.auto
+) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
     untrained = build(config, target, drafter.draft_ids).eval() if drafter.trainable else None
     requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
     texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
     records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]
-    return Contest(target, drafter, untrained, k, *tune_lookup(records, k))
+    return Contest(target, drafter, untrained, k, *tune_lookup(records, k), rule)
 
 
 def measure(
@@ -72,7 +82,7 @@ def measure(
 ) -> Iterator[PromptRecord]:
     """All records of all sets and temperatures, those of an interrupted evaluation first come from
     `partial`."""
-    pairing = Pairing(contest.target, contest.drafter, contest.num_spec_tokens, bench.max_new_tokens, seed)
+    pairing = Pairing(contest.target, contest.drafter, contest.num_spec_tokens, bench.max_new_tokens, seed, bench.rule)
     done = partial.by_place()
     for benchmark in sets:
         for temperature in bench.temperatures:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from conf.schema import Rule
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
 from inference.sampling import Sampling
@@ -32,6 +33,7 @@ class Pairing:
     num_spec_tokens: int
     max_new_tokens: int
     seed: int = 0
+    rule: Rule = Rule.auto
     warm: bool = False
     count: int = 0
 
@@ -47,7 +49,9 @@ class Pairing:
         request = Request(list(prompt), max_new_tokens=tokens, sampling=Sampling(temperature=temperature))
         seed = 2 * (self.seed + self.count)
         plain = Decoder(self.target, None, seed=seed, keep_hidden=True)
-        speculative = Decoder(self.target, self.drafter, num_spec_tokens=self.num_spec_tokens, seed=seed + 1)
+        speculative = Decoder(
+            self.target, self.drafter, num_spec_tokens=self.num_spec_tokens, seed=seed + 1, rule=self.rule
+        )
         if self.count % 2 == 0:
             first = _only(plain.run([request]))
             return Pair(first, _only(speculative.run([request])))

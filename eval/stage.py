@@ -3,6 +3,7 @@ one."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
 from inference.load import load_target, precheck
 from inference.target import Target
+from inference.verify import verify
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .html import Trace, render
@@ -102,14 +104,16 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
 def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
     """Measure, certify and write report.json, report.html and the plots; returns the report."""
     with timed(folder, "evaluate") as timing:
-        partial = Partial(folder / "evaluate" / "partial.jsonl", digest)
-        timing["earlier_s"] = partial.seconds
+        kept = Partial(folder / "evaluate" / "partial.jsonl", digest)
+        timing["earlier_s"] = kept.seconds
         precheck(cfg)
         target = load_target(cfg.target)
         subject = load_subject(cfg, target)
         sets = benchmarks(cfg)
-        rivals = contest(target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg))
-        records = _measure(cfg, rivals, sets, partial)
+        rivals = contest(
+            target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg), cfg.bench.rule
+        )
+        records = _measure(cfg, rivals, sets, kept)
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
@@ -158,7 +162,10 @@ def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[Prom
     texts = [(r.prompt, r.plain_tokens) for r in records]
     prefixes = choose_prefixes(texts, subject.drafter)
     k = min(2, subject.num_spec_tokens)
-    test = sampled_check(target, subject.drafter, prefixes, cfg.bench.lossless_draws, k=k, seed=cfg.seed)
+    test = sampled_check(
+        target, subject.drafter, prefixes, cfg.bench.lossless_draws, k=k, seed=cfg.seed,
+        verify=partial(verify, rule=cfg.bench.rule),
+    )  # fmt: skip
     return {"greedy": greedy, "sampled": sampled_figures(test)}
 
 
