@@ -1,6 +1,7 @@
 """The front door of every stage: overrides in, one line and an exit code out."""
 
 import errno
+import io
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from .compose import GROUPS, load, options
 from .digest import plain
 from .errors import UserError
 
+NO_READER = 1
 INTERRUPTED = 130
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
 
@@ -22,11 +24,18 @@ NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errn
 def main(config_name: str, run: Callable[[Any], None], argv: Sequence[str] | None = None) -> NoReturn:
     """Parse Hydra overrides, compose and validate, call run(cfg), exit.
 
-    Exit codes: 0; 2 for a mistake the user can mend (one line on stderr); 130 when interrupted.
+    Exit codes: 0; 1 when nobody reads the output any more; 2 for a mistake the user can mend (one line on stderr);
+    130 when interrupted.
     """
     argv = sys.argv[1:] if argv is None else argv
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not end a run
     signal.signal(signal.SIGTERM, _interrupt)
-    sys.exit(guarded(lambda: _run(config_name, run, argv)))
+    code = guarded(lambda: _run(config_name, run, argv))
+    if code == NO_READER:  # or the interpreter would complain when it flushes what is left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
 
 
 def _run(config_name: str, run: Callable[[Any], None], argv: Sequence[str]) -> None:
@@ -37,7 +46,19 @@ def _run(config_name: str, run: Callable[[Any], None], argv: Sequence[str]) -> N
     if "--cfg" in argv:
         print(yaml.safe_dump(plain(cfg), sort_keys=False).rstrip())
         return
+    use_threads(cfg.launcher.threads)
     run(cfg)
+
+
+def use_threads(threads: int) -> None:
+    """Processor threads of this process and of those it starts; 0 leaves them as they are.
+
+    The variable acts where torch is imported later. Where a stage's own imports brought it already, torch is told.
+    """
+    if threads:
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+        if torch := sys.modules.get("torch"):
+            torch.set_num_threads(threads)
 
 
 def argv_overrides(argv: Sequence[str]) -> list[str]:
@@ -52,12 +73,13 @@ def guarded(action: Callable[[], None]) -> int:
     """Run `action`; user errors, a full disk and Ctrl-C become one line. DRAFTSMITH_DEBUG=1 shows tracebacks."""
     try:
         action()
+        sys.stdout.flush()
     except UserError as error:
         return _say(error, str(error), 2)
     except KeyboardInterrupt as stop:
         return _say(stop, str(stop) or "interrupted; the same command goes on where it stopped", INTERRUPTED)
     except BrokenPipeError:
-        return 1
+        return NO_READER
     except OSError as error:
         if error.errno in NOT_WRITABLE and error.filename:
             return _say(error, f"{error.filename}: {error.strerror}; mend that or name another place (run_dir)", 2)

@@ -24,6 +24,11 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "transformers", "datasets", "peft", "accelerate", "wandb", "hydra-core", "numpy", "safetensors")
 
 
+def cache_folder() -> Path:
+    """What is made once a machine (targets, compiled kernels): $DRAFTSMITH_CACHE, by default ~/.cache/draftsmith."""
+    return Path(os.environ.get("DRAFTSMITH_CACHE") or "~/.cache/draftsmith").expanduser()
+
+
 def run_dir(cfg: RunConfig) -> Path:
     """cfg.run_dir, default runs/<name>-<target>-<drafter>; created when missing.
 

@@ -25,7 +25,7 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
     started = time.perf_counter()
     for stage, package in STAGES:
         print(f"== {stage}: {path}", flush=True)
-        code = run_stage(package, [*overrides, f"run_dir={quoted(str(path))}"], cfg)
+        code = run_stage(package, [*overrides, f"run_dir={quoted(str(path))}"])
         if code < 0:
             raise UserError(
                 f"the {stage} stage was ended by signal {-code} (9: often out of memory; lower data.batch or "
@@ -37,10 +37,10 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
     print(path / "report.json")
 
 
-def run_stage(package: str, overrides: Sequence[str], cfg: RunConfig) -> int:
+def run_stage(package: str, overrides: Sequence[str]) -> int:
     """One stage as a process. Ctrl-C reaches it too, a termination is passed on; it is waited for while it saves."""
     command = [sys.executable, "-m", package, *overrides]
-    process = subprocess.Popen(command, env=environment(cfg), cwd=ROOT)
+    process = subprocess.Popen(command, env=environment(), cwd=ROOT)
     try:
         return process.wait()
     except KeyboardInterrupt as stop:
@@ -50,10 +50,7 @@ def run_stage(package: str, overrides: Sequence[str], cfg: RunConfig) -> int:
         return INTERRUPTED
 
 
-def environment(cfg: RunConfig) -> dict[str, str]:
-    """Threads, and waiting that does not spin: two spinning processes on the same cores stall each other."""
+def environment() -> dict[str, str]:
+    """Waiting that does not spin: two spinning processes on the same cores stall each other."""
     defaults = {"OMP_WAIT_POLICY": "passive", "GOMP_SPINCOUNT": "0", "TOKENIZERS_PARALLELISM": "false"}
-    env = {**defaults, **os.environ}
-    if cfg.launcher.threads:
-        env["OMP_NUM_THREADS"] = str(cfg.launcher.threads)
-    return env
+    return {**defaults, **os.environ}

@@ -44,6 +44,7 @@ class Decontaminated:
 
     kept: list[Prompt]
     removed: list[Removed]
+    held_out: "HeldOut"
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class _Turn:
 
 def decontaminate(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Decontaminated:
     """Split `train` by overlap with `held_out`; linear in the number of words."""
-    index = _Index(train, held_out)
+    index = HeldOut(train, held_out)
     kept, removed = [], []
     for prompt in train:
         reason = index.overlap(prompt)
@@ -65,7 +66,7 @@ def decontaminate(train: Sequence[Prompt], held_out: Sequence[Prompt]) -> Decont
             kept.append(prompt)
         else:
             removed.append(Removed(prompt, reason))
-    return Decontaminated(kept, removed)
+    return Decontaminated(kept, removed, index)
 
 
 def words_of(text: str) -> Words:
@@ -96,8 +97,8 @@ def instruction_lengths(texts: Mapping[Words, str]) -> dict[Words, int]:
     return lengths
 
 
-class _Index:
-    """What to look up in the held-out prompts."""
+class HeldOut:
+    """What to look up in the held-out prompts; the training prompts tell what is an instruction."""
 
     def __init__(self, train: Sequence[Prompt], held_out: Sequence[Prompt]) -> None:
         prompts = [*train, *held_out]

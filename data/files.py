@@ -10,6 +10,7 @@ from conf.errors import UserError
 
 TEMPORARY = ".tmp"
 LOCK = ".lock"
+HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -37,13 +38,18 @@ def fsync_folder(folder: Path) -> None:
 
 
 def lock_folder(path: Path) -> IO[str]:
-    """A folder's write lock; the system frees it when the process ends, however it ends."""
+    """A folder's write lock; the system frees it when the process ends, however it ends.
+
+    UserError: another process has it. Where a file system has no locks, one line says so.
+    """
     stream = (path / LOCK).open("w")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        stream.close()
-        raise UserError(f"{path} is being written by another process: wait for it, or stop it") from error
+        if error.errno in HELD:
+            stream.close()
+            raise UserError(f"{path} is being written by another process: wait for it, or stop it") from error
+        print(f"{path}: its file system has no locks ({error.strerror}); let no second run write there")
     return stream
 
 

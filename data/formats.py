@@ -6,7 +6,8 @@
     Alpaca     {"instruction": ..., "input": ..., "output": ...}
     prompt     {"prompt": ...}, optionally with "response", "answer" or "completion"
 
-All but the first field are optional. Knows nothing about files.
+All but the first field are optional; a list may also be the JSON text of one, as CSV has it. Knows nothing
+about files.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.errors import UserError
+
+from .jsontext import parse_json
 
 Row = Mapping[str, Any]
 
@@ -46,9 +49,9 @@ def read_row(row: Row, where: str) -> Conversation:
         "messages": _messages, "conversations": _sharegpt, "turns": _turns,
         "instruction": _alpaca, "prompt": _prompt,
     }  # fmt: skip
-    for field, reader in readers.items():
-        if row.get(field) is not None:
-            return reader(row, where)
+    present = [field for field in readers if row.get(field) is not None]
+    if present:  # an empty cell of a CSV file stands for no value, unless there is nothing else
+        return readers[next((field for field in present if row[field] != ""), present[0])](row, where)
     fields = ", ".join(sorted(map(str, row))) or "none"
     raise UserError(f"{where}: no known form; it has the fields {fields}; accepted is a field {FORMS}")
 
@@ -62,8 +65,8 @@ def _sharegpt(row: Row, where: str) -> Conversation:
 
 
 def _turns(row: Row, where: str) -> Conversation:
-    turns = row["turns"]
-    if not isinstance(turns, list) or not all(isinstance(turn, str) for turn in turns):
+    turns = _list(row, "turns", where)
+    if not all(isinstance(turn, str) for turn in turns):
         raise UserError(f"{where}: turns must be a list of texts")
     return _checked(Conversation("turns", tuple(turns), (), _text(row, "system", where) or None), where)
 
@@ -93,10 +96,18 @@ def _text(row: Row, field: str, where: str) -> str:
 
 def _pairs(row: Row, field: str, role: str, content: str, where: str) -> list[tuple[str, str, int]]:
     """(role, text, index) of every message."""
-    messages = row[field]
-    if not isinstance(messages, list):
-        raise UserError(f"{where}: {field} must be a list of messages, not {_kind(messages)}")
+    messages = _list(row, field, where)
     return [_pair(message, f"{field}[{i}]", role, content, where, i) for i, message in enumerate(messages)]
+
+
+def _list(row: Row, field: str, where: str) -> list[Any]:
+    """A field that must be a list, or hold the JSON text of one."""
+    value = row[field]
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = parse_json(value, f"{where}, {field}")
+    if not isinstance(value, list):
+        raise UserError(f"{where}: {field} must be a list (or the JSON text of one), not {_kind(value)}")
+    return value
 
 
 def _pair(message: Any, name: str, role: str, content: str, where: str, i: int) -> tuple[str, str, int]:
@@ -107,7 +118,7 @@ def _pair(message: Any, name: str, role: str, content: str, where: str, i: int) 
     known = ROLES.get(str(message.get(role)).lower())
     if known is None:
         accepted = ", ".join(ROLES)
-        raise UserError(f"{where}: {name}.{role} is {message.get(role)!r}; accepted are {accepted}")
+        raise UserError(f"{where}: {name}.{role} is {str(message.get(role))[:40]!r}; accepted are {accepted}")
     return known, message[content], i
 
 
@@ -140,5 +151,5 @@ def _checked(said: Conversation, where: str) -> Conversation:
 
 def _kind(value: Any) -> str:
     """How JSON calls the value's type."""
-    names = {type(None): "missing", str: "a text", list: "a list", dict: "an object", bool: "a truth value"}
+    names = {type(None): "missing or null", str: "a text", list: "a list", dict: "an object", bool: "a truth value"}
     return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

@@ -4,7 +4,7 @@ Knows nothing about objectives: what is bounded is the number of response positi
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
@@ -53,18 +53,17 @@ class Loader:
         seed: int,
         state: LoaderState | None = None,
         device: torch.device | str = "cpu",
-        keep: Callable[[str], bool] | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        """`keep` chooses rows by their prompt's digest (by its split, say). UserError: no rows."""
+        """Rows that the store excludes are left out. UserError: no rows."""
         self.store = store
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.device = torch.device(device)
         self.rank, self.world_size = rank, world_size
         self.short_rows = self.cut_rows = 0
-        self._entries = list(self._select(keep))
+        self._entries = list(self._select())
         self._check()
         self.state = state or LoaderState()
         self._planned: tuple[int, list[list[_Entry]]] = (-1, [])
@@ -108,14 +107,13 @@ class Loader:
         while self.state.epoch == epoch and self.state.index < self.steps_per_epoch:
             yield next(self)
 
-    def _select(self, keep: Callable[[str], bool] | None) -> Iterator[_Entry]:
+    def _select(self) -> Iterator[_Entry]:
         for shard in range(len(self.store.shards)):
             table = self.store.table(shard)
-            digests = table.column("prompt_digest") if keep else []
-            for row in range(len(table)):
-                prompt, response = len(table.prompt(row)), len(table.response(row))
-                if keep and not keep(digests[row]):
+            for row, key in enumerate(table.column("key")):
+                if key in self.store.excluded:
                     continue
+                prompt, response = len(table.prompt(row)), len(table.response(row))
                 self.short_rows += response < MIN_RESPONSE
                 self.cut_rows += response > self.batch_tokens
                 if response >= MIN_RESPONSE:

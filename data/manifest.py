@@ -32,7 +32,8 @@ class Shard:
 class Manifest:
     """The store's identity, the settings of its collection, and its files with their sha256.
 
-    `complete` is the digest of the settings whose collection was finished, or null.
+    `complete` is the digest of the settings whose collection was finished, or null. `excluded` rows (key ->
+    response tokens) stay where they are and are not trained on: they overlap with held-out prompts.
     """
 
     identity: dict[str, Any]
@@ -40,6 +41,7 @@ class Manifest:
     complete: str | None = None
     shards: list[Shard] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
+    excluded: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
 
     def save(self, folder: Path) -> None:

@@ -15,7 +15,8 @@ LINE_SECONDS = 15.0
 class CollectionProgress:
     """Rows, response tokens, tokens/s since the start, time left, bytes on disk. A context manager.
 
-    Without a terminal one plain line is printed every 15 seconds and one at the end.
+    `done_tokens`, those of earlier runs, count as done but not in the rate. Without a terminal one plain line is
+    printed every 15 seconds and one at the end.
     """
 
     def __init__(
@@ -48,8 +49,11 @@ class CollectionProgress:
     def update(self, rows: int, tokens: int, num_bytes: int) -> None:
         """Totals of the store so far."""
         now = self._clock()
-        rate = (tokens - self.first) / max(now - self._started, 1e-9)
-        self._line = describe(rows, tokens, self.total, rate, num_bytes)
+        new = tokens - self.first
+        rate = new / max(now - self._started, 1e-9)
+        # Tokens count when their row is finished, so the first rows say nothing of the rate.
+        sure = new > 0 and new * 50 >= self.total - self.first
+        self._line = describe(rows, tokens, self.total, rate if sure else None, num_bytes)
         self._bar.update(self._task, completed=tokens, line=self._line)
         if not self._console.is_terminal and now - self._told >= LINE_SECONDS:
             self._told = now
@@ -60,18 +64,13 @@ class CollectionProgress:
         self._line = ""
 
 
-def describe(rows: int, tokens: int, total: int, rate: float, num_bytes: int) -> str:
-    """One line: `120 rows, 14,000/72,000 tokens, 180 tok/s, 5:22 left, 32.3 MB`.
-
-    Tokens count when their row is finished, so the first rows say nothing of the rate: no time left before 2%.
-    """
-    left = max(0, total - tokens) / rate if rate > 0 else 0.0
-    minutes, seconds = divmod(round(left), 60)
-    time_left = f"{minutes}:{seconds:02d} left" if tokens * 50 >= total else "starting"
-    return (
-        f"{rows:,} rows, {tokens:,}/{total:,} response tokens, {rate:.0f} tok/s, "
-        f"{time_left}, {format_bytes(num_bytes)}"
-    )
+def describe(rows: int, tokens: int, total: int, rate: float | None, num_bytes: int) -> str:
+    """One line: `120 rows, 14,000/72,000 response tokens, 180 tok/s, 5:22 left, 32.3 MB`; rate None: not known yet."""
+    speed = "starting"
+    if rate is not None:
+        minutes, seconds = divmod(round(max(0, total - tokens) / rate), 60)
+        speed = f"{rate:.0f} tok/s, {minutes}:{seconds:02d} left"
+    return f"{rows:,} rows, {tokens:,}/{total:,} response tokens, {speed}, {format_bytes(num_bytes)}"
 
 
 def format_bytes(count: float) -> str:

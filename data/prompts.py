@@ -5,6 +5,7 @@ The text itself is never printed or logged: prompts may come from a user's logs.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,30 @@ from conf.errors import UserError
 
 from .builtin_set import builtin_prompts
 from .formats import read_row
+from .hub import hub_rows
 from .prompt import Prompt, Split, split_of, stratified, unique
-from .tables import PlacedRow, file_rows, hub_rows
+from .revisions import BUILTIN, HUB, TEMPLATED, revision_of
+from .tables import PlacedRow, file_rows
 from .templates import templated_prompts
 
-__all__ = ["Prompt", "Split", "load_prompts", "spec_bench_prompts", "split_of", "stratified"]
+__all__ = ["Prompt", "Split", "load_prompts", "read_source", "spec_bench_prompts", "split_of", "stratified"]
 
-TEMPLATED = 4000  # prompts that the source `templated` stands for
+TEMPLATES = 4000  # prompts that the source `templated` stands for
 HUB_SURPLUS = 4  # rows read of a hub data set for every prompt that is asked for
 OTHER = "other"  # the category of rows without one
 
 # Spec-Bench (Xia et al. 2024) reports these eight categories of MT-bench as one group.
 MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 SPEC_BENCH_GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a source holds, and the revision it was read at (see revisions.py)."""
+
+    name: str
+    revision: str | None
+    prompts: Sequence[Prompt]
 
 
 def load_prompts(
@@ -40,7 +52,7 @@ def load_prompts(
     A source is `builtin`, `templated`, `hub:org/name[@revision][:split]` or a JSONL, Parquet or CSV file; the
     form of a data set's rows is detected and said in one line. Raises UserError naming file and line.
     """
-    prompts = [prompt for source in sources for prompt in _read(source, limit, seed, say)]
+    prompts = [prompt for source in sources for prompt in read_source(source, limit, seed, say).prompts]
     prompts = [prompt for prompt in unique(prompts) if split in (None, prompt.split)]
     return prompts if limit is None else stratified(prompts, limit, seed)
 
@@ -63,15 +75,18 @@ def spec_bench_prompts(path: str | Path) -> list[Prompt]:
     return prompts
 
 
-def _read(source: str, limit: int | None, seed: int, say: Callable[[str], None]) -> Sequence[Prompt]:
-    if source == "builtin":
-        return builtin_prompts()
-    if source == "templated":
-        return templated_prompts(TEMPLATED, seed)
-    if source.startswith("hub:"):
+def read_source(source: str, limit: int | None, seed: int, say: Callable[[str], None] = print) -> Source:
+    """All prompts of a source; of a hub data set as many as may be needed for `limit`. UserError as above."""
+    if source.startswith(HUB):
         most = None if limit is None else HUB_SURPLUS * limit
-        return _from_rows(source, hub_rows(source.removeprefix("hub:"), most), say)
-    return _from_rows(source, file_rows(Path(source)), say)
+        revision, rows = hub_rows(source.removeprefix(HUB), most)
+        return Source(source, revision, _from_rows(source, rows, say))
+    now = revision_of(source)
+    if source == BUILTIN:
+        return Source(source, now, builtin_prompts())
+    if source == TEMPLATED:
+        return Source(source, now, templated_prompts(TEMPLATES, seed))
+    return Source(source, now, _from_rows(source, file_rows(Path(source)), say))
 
 
 def _from_rows(source: str, rows: Iterator[PlacedRow], say: Callable[[str], None]) -> list[Prompt]:

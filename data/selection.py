@@ -1,25 +1,105 @@
 """Which prompts are collected: the training split, without what overlaps with held-out or benchmark prompts."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from conf.errors import UserError
 from conf.schema import RunConfig
+from inference.text import Text
 
-from .decontaminate import decontaminate
-from .prompts import Prompt, load_prompts, spec_bench_prompts
+from .decontaminate import Decontaminated, decontaminate
+from .prompt import Prompt, stratified, unique
+from .prompts import load_prompts, read_source, spec_bench_prompts
+from .revisions import BUILTIN, SPEC_BENCH, TEMPLATED, bench_files
+from .store import Store
 
 WINDOW = 256
 
 
-def training_prompts(cfg: RunConfig, self_written: Sequence[Prompt] = ()) -> list[Prompt]:
-    """data.prompts prompts of the sources, self-written ones evenly among them, decontaminated.
+@dataclass(frozen=True)
+class Candidates:
+    """Everything that the sources hold, in its splits, and the revision of each source."""
 
-    UserError: a source that can't be read.
+    train: list[Prompt]
+    held_out: list[Prompt]  # of the sources, and what is reported on
+    revisions: dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The prompts to collect in their order, and how all candidates were sorted out."""
+
+    prompts: list[Prompt]
+    clean: Decontaminated
+
+
+def read_candidates(cfg: RunConfig) -> Candidates:
+    """Read data.sources and the files of bench. UserError: one that can't be read."""
+    sources = [read_source(name, cfg.data.prompts, cfg.seed) for name in cfg.data.sources]
+    prompts = unique([prompt for source in sources for prompt in source.prompts])
+    brought = {source.name for source in sources} - {BUILTIN, TEMPLATED}
+    held_out = [p for p in prompts if p.split != "train" and p.source in brought]
+    train = [prompt for prompt in prompts if prompt.split == "train"]
+    revisions = {source.name: source.revision for source in sources}
+    return Candidates(train, unique([*held_out, *reported_on(cfg)]), revisions)
+
+
+def training_prompts(candidates: Candidates, cfg: RunConfig, self_written: Sequence[Prompt] = ()) -> Selection:
+    """data.prompts prompts of the sources, self-written ones evenly among them, none that overlaps.
+
+    UserError: there is none.
     """
-    loaded = load_prompts(cfg.data.sources, limit=cfg.data.prompts, seed=cfg.seed, split="train")
-    clean = decontaminate(interleave(loaded, self_written), held_out_prompts(cfg))
+    clean = decontaminate([*candidates.train, *self_written], candidates.held_out)
     if clean.removed:
         print(f"{len(clean.removed):,} prompts removed: they overlap with held-out prompts")
-    return alike(clean.kept)
+    if not clean.kept:
+        why = "all overlap with held-out prompts" if clean.removed else "there is none"
+        raise UserError(f"no training prompt is left ({why}): name other data.sources, or set data.self_written")
+    written = {prompt.digest for prompt in self_written}
+    loaded = [prompt for prompt in clean.kept if prompt.digest not in written]
+    own = [prompt for prompt in clean.kept if prompt.digest in written]
+    return Selection(alike(interleave(stratified(loaded, cfg.data.prompts, cfg.seed), own)), clean)
+
+
+def excluded_rows(store: Store, text: Text, candidates: Candidates, selection: Selection) -> dict[str, int]:
+    """Rows of a store (key -> response tokens) whose prompts overlap with what is held out now.
+
+    A prompt that is no candidate any more is known by its ids only: the n-grams of their text are looked up.
+    """
+    clean = selection.clean
+    fine = {prompt.digest for prompt in clean.kept}
+    bad = {removed.prompt.digest for removed in clean.removed} | {p.digest for p in candidates.held_out}
+    rows = {}
+    for table in map(store.table, range(len(store.shards))):
+        for at, digest in enumerate(table.column("prompt_digest")):
+            if digest not in fine and (digest in bad or _overlaps(text.decode(table.prompt(at).tolist()), clean)):
+                rows[table.key(at)] = len(table.response(at))
+    if rows:
+        print(f"{len(rows):,} rows of {store.path} are left out of training: they overlap with held-out prompts")
+    return rows
+
+
+def _overlaps(asked: str, clean: Decontaminated) -> bool:
+    return clean.held_out.overlap(Prompt("", "", "", (asked,))) is not None
+
+
+def reported_on(cfg: RunConfig) -> list[Prompt]:
+    """What drafters are chosen by and reported on: the built-in set's two other splits, and all of bench's files."""
+    held_out = [prompt for prompt in load_prompts([BUILTIN], seed=cfg.seed) if prompt.split != "train"]
+    sets = [SPEC_BENCH if path == cfg.bench.spec_bench_path else path for path in bench_files(cfg)]
+    return held_out + [prompt for name in sets for prompt in bench_prompts(name, cfg)]
+
+
+def bench_prompts(name: str, cfg: RunConfig) -> list[Prompt]:
+    """All prompts of one of bench.sets, unsampled; of a source that is trained on, its report split only.
+
+    UserError: a file that can't be read.
+    """
+    if name == SPEC_BENCH:
+        return spec_bench_prompts(str(cfg.bench.spec_bench_path))
+    trained_on = any(Path(name).resolve() == Path(source).resolve() for source in cfg.data.sources)
+    return load_prompts([name], seed=cfg.seed, split="report" if name == BUILTIN or trained_on else None)
 
 
 def alike(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -33,12 +113,6 @@ def alike(prompts: Sequence[Prompt]) -> list[Prompt]:
         window = sorted(prompts[start : start + WINDOW], key=lambda prompt: sum(map(len, prompt.turns)))
         out += window if number % 2 == 0 else window[::-1]
     return out
-
-
-def held_out_prompts(cfg: RunConfig) -> list[Prompt]:
-    """What drafters are chosen by and reported on: the built-in set's two other splits, and Spec-Bench."""
-    held_out = [prompt for prompt in load_prompts(["builtin"], seed=cfg.seed) if prompt.split != "train"]
-    return held_out + (spec_bench_prompts(cfg.bench.spec_bench_path) if cfg.bench.spec_bench_path else [])
 
 
 def interleave(first: Sequence[Prompt], second: Sequence[Prompt]) -> list[Prompt]:

@@ -1,33 +1,34 @@
 """The collection stage: skips what is done and still valid, goes on where an earlier run stopped."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from conf.digest import digest_of, plain
+from conf.digest import plain
 from conf.errors import UserError
 from conf.paths import record, run_dir, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
-from inference.load import load_target, precheck
+from inference.load import device_memory, load_target, precheck
 from inference.target import Target
 
-from .collect import Skipped, collect
+from .collect import CLOSE_ENOUGH, Skipped, collect
+from .files import lock_folder
 from .identity import store_identity
 from .manifest import NAME
 from .prefill import prefill
 from .price import check_price
 from .progress import CollectionProgress, format_bytes
 from .prompt import Prompt
-from .selection import training_prompts
+from .revisions import collection_digest, held_out_revisions, revision_of
+from .selection import Candidates, excluded_rows, read_candidates, training_prompts
 from .store import Store
 from .writer import ShardWriter
 from .written import write_requests
 
 # Rows answered under other values of these would be mixed unseen; everything else may change between runs.
 FIXED = ("temperatures", "top_p", "max_new_tokens")
-# What rows come out does not depend on these.
-NEUTRAL = ("batch", "max_disk", "store", "repair")
 
 
 def run(cfg: RunConfig) -> None:
@@ -40,9 +41,12 @@ def run(cfg: RunConfig) -> None:
     if is_done(cfg, path):
         store = Store.open(path)
         print(f"{path} is complete: {store.num_rows:,} rows, {store.num_response_tokens:,} response tokens")
+        _say_unchecked(store, cfg)
         if not timing.exists():
-            _tell(folder, store)
+            _tell(folder, store, cfg.data)
     else:
+        if path.exists():
+            lock_folder(path).close()  # a second run is refused here, before it has loaded the target
         record(cfg, folder)
         _collect(cfg, folder, path)
     print(timing)
@@ -54,8 +58,9 @@ def store_folder(cfg: RunConfig) -> Path:
 
 
 def is_done(cfg: RunConfig, path: Path) -> bool:
-    """Whether the store is complete for this configuration; a store named by data.store is taken as it is.
+    """Whether the store is complete for this configuration and what its sources hold now.
 
+    A store named by data.store is taken as it is; a source that can't be had (no connection) counts as unchanged.
     Every checksum is verified. UserError: a damaged shard.
     """
     if not (path / NAME).exists():
@@ -64,55 +69,63 @@ def is_done(cfg: RunConfig, path: Path) -> bool:
     store.verify()
     if cfg.data.store:
         return store.complete is not None
-    return store.complete == collection_digest(cfg)
+    known = store.settings.get("sources", {})
+    revisions = {name: revision_of(name) or known.get(name, [None])[-1] for name in cfg.data.sources}
+    return store.complete == collection_digest(cfg, revisions)
 
 
-def collection_digest(cfg: RunConfig) -> str:
-    """Digest of everything that decides which rows a collection ends with."""
-    data = {key: value for key, value in plain(cfg.data).items() if key not in NEUTRAL}
-    target = {key: value for key, value in plain(cfg.target).items() if key not in ("device", "kernel")}
-    return digest_of({"data": data, "target": target, "seed": cfg.seed})
-
-
-def open_store(path: Path, target: Target, data: DataConfig) -> Store:
+def open_store(path: Path, target: Target, cfg: RunConfig, revisions: Mapping[str, str | None]) -> Store:
     """The store to write into, made when missing. UserError: it was collected with something else (named)."""
-    identity = store_identity(target.identity, data.features.value, target.hidden_size)
-    settings = {"data": plain(data), "versions": versions()}
+    identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
     if not (path / NAME).exists():
-        return Store.create(path, identity, settings)
+        return Store.create(path, identity, provenance(cfg, revisions, {}))
     store = Store.open(path, identity, write=True)
-    earlier, now = store.settings.get("data", {}), settings["data"]
+    earlier, now = store.settings.get("data", {}), plain(cfg.data)
     changed = [f"data.{key} = {earlier.get(key)}" for key in FIXED if earlier.get(key) != now[key]]
-    if changed and store.num_rows:
+    if changed and store.shards:
         store.close()
         raise UserError(f"{path} was collected with {', '.join(changed)}: set the same, or another run_dir")
+    store.update(complete=store.complete, settings=provenance(cfg, revisions, store.settings))
     return store
+
+
+def provenance(cfg: RunConfig, revisions: Mapping[str, str | None], earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """A store's settings. `sources` has every revision that rows were asked from, the latest one last."""
+    sources = {**earlier.get("sources", {})}
+    for name, revision in revisions.items():
+        sources[name] = [*(r for r in sources.get(name, []) if r != revision), revision]
+    held_out = held_out_revisions(cfg)
+    return {"data": plain(cfg.data), "versions": versions(), "sources": sources, "held_out": held_out}
 
 
 def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
     with timed(folder, "collect") as figures:
         precheck(cfg)
+        candidates = read_candidates(cfg)
         target = load_target(cfg.target)
         print(check_price(cfg.data, target.hidden_size, target.dtype))
-        with open_store(path, target, cfg.data) as store:
+        with open_store(path, target, cfg, candidates.revisions) as store:
             figures["earlier_s"] = store.seconds
             try:
-                skipped = _fill(store, target, cfg)
+                skipped = _fill(store, target, cfg, candidates)
             except KeyboardInterrupt as stop:
                 raise KeyboardInterrupt(
                     f"{store.num_rows:,} rows are kept in {path}; the same command goes on from there"
                 ) from stop
             if not store.num_rows:
                 raise UserError(f"nothing was collected ({skipped}): check data.sources, data.max_prompt_tokens")
-            store.update(
-                complete=collection_digest(cfg), settings={"data": plain(cfg.data), "versions": versions()}
-            )
-            figures.update(figures_of(store))
+            store.update(complete=collection_digest(cfg, candidates.revisions), settings=store.settings)
+            figures.update(figures_of(store, cfg.data), **device_memory(target.device))
     if str(skipped):
         print(skipped)
+    if figures["shortfall"]:
+        print(
+            f"prompts ran out at {figures['tokens']:,} of {cfg.data.response_tokens:,} response tokens: "
+            "raise data.prompts or add data.sources"
+        )
 
 
-def _fill(store: Store, target: Target, cfg: RunConfig) -> Skipped:
+def _fill(store: Store, target: Target, cfg: RunConfig, candidates: Candidates) -> Skipped:
     """Everything that the configuration asks for and the store does not have."""
 
     def make_decoder(stream: str) -> Decoder:
@@ -124,15 +137,14 @@ def _fill(store: Store, target: Target, cfg: RunConfig) -> Skipped:
     own: list[Prompt] = []
     if cfg.data.self_written:
         own = write_requests(store, target.text, make_decoder, cfg.data)
-    prompts = training_prompts(cfg, own)
-    if not prompts:
-        raise UserError("there is no training prompt: name other data.sources, or set data.self_written")
+    selection = training_prompts(candidates, cfg, own)
+    store.exclude(excluded_rows(store, target.text, candidates, selection))
     writer = ShardWriter(store)
     with CollectionProgress(cfg.data.response_tokens, store.num_response_tokens) as progress:
         if cfg.data.mode is DataMode.prefill:
-            return prefill(prompts, target, target.device, cfg.data, writer, progress)
+            return prefill(selection.prompts, target, target.device, cfg.data, writer, progress)
         decoder = make_decoder(f"responses {len(store.shards)}")
-        return collect(prompts, decoder, target.text, cfg.data, writer, progress)
+        return collect(selection.prompts, decoder, target.text, cfg.data, writer, progress)
 
 
 def _repair(path: Path) -> None:
@@ -143,20 +155,32 @@ def _repair(path: Path) -> None:
         print(f"{path}: " + (f"dropped {', '.join(dropped)}" if dropped else "nothing is damaged"))
 
 
-def figures_of(store: Store) -> dict[str, Any]:
-    """What timing/collect.json says beside the time; tokens_per_s does not count loading the target."""
+def figures_of(store: Store, data: DataConfig) -> dict[str, Any]:
+    """What timing/collect.json says beside the time; tokens_per_s does not count loading the target.
+
+    `shortfall`: response tokens that are missing because the prompts ran out.
+    """
     tokens = store.num_response_tokens
     return {
         "tokens": tokens,
-        "tokens_per_s": round(tokens / store.seconds, 2) if store.seconds else None,
+        "tokens_per_s": round(store.num_collected_tokens / store.seconds, 2) if store.seconds else None,
+        "shortfall": data.response_tokens - tokens if tokens < CLOSE_ENOUGH * data.response_tokens else 0,
         "rows": store.num_rows,
         "store_bytes": store.num_bytes,
         "store": str(store.path),
     }
 
 
-def _tell(folder: Path, store: Store) -> None:
+def _tell(folder: Path, store: Store, data: DataConfig) -> None:
     """The figures of a store that some other run collected."""
     with timed(folder, "collect") as figures:
-        figures.update(figures_of(store), earlier_s=store.seconds)
+        figures.update(figures_of(store, data), earlier_s=store.seconds)
     print(f"{format_bytes(store.num_bytes)} in {store.path}")
+
+
+def _say_unchecked(store: Store, cfg: RunConfig) -> None:
+    """A store that another run collected may not have been kept apart from what this one reports on."""
+    checked = store.settings.get("held_out", {}).values()
+    unchecked = [name for name, revision in held_out_revisions(cfg).items() if revision not in checked]
+    if unchecked:
+        print(f"{store.path} was collected without regard to {', '.join(unchecked)}: figures on it may flatter")

@@ -48,6 +48,9 @@ class Store:
             raise UserError(f"{path} already holds a store: open it, or choose another run_dir")
         path.mkdir(parents=True, exist_ok=True)
         lock = lock_folder(path)
+        if (path / NAME).exists():
+            lock.close()
+            raise UserError(f"{path} was just made by another process: run the same command again")
         manifest = Manifest(plain(identity), plain(settings or {}))
         store = cls(path, manifest, lock)
         store._save(manifest)
@@ -106,11 +109,23 @@ class Store:
         return bool(self.identity.get("features") == "cache")
 
     @property
+    def excluded(self) -> dict[str, int]:
+        """Rows that are not trained on: key -> response tokens."""
+        return self._manifest.excluded
+
+    @property
     def num_rows(self) -> int:
-        return sum(shard.num_rows for shard in self.shards)
+        """Rows to train on."""
+        return sum(shard.num_rows for shard in self.shards) - len(self.excluded)
 
     @property
     def num_response_tokens(self) -> int:
+        """Response tokens of the rows to train on."""
+        return self.num_collected_tokens - sum(self.excluded.values())
+
+    @property
+    def num_collected_tokens(self) -> int:
+        """Response tokens of all rows."""
         return sum(shard.num_response_tokens for shard in self.shards)
 
     @property
@@ -163,6 +178,11 @@ class Store:
         """Record the settings, and with `complete` their digest: the collection they ask for is finished."""
         self._save(self._changed(complete=complete, settings=plain(settings)))
 
+    def exclude(self, rows: dict[str, int]) -> None:
+        """Replace what is excluded (key -> response tokens); what was complete before is then not any more."""
+        if rows != self.excluded:
+            self._save(self._changed(excluded=dict(sorted(rows.items())), complete=None))
+
     def table(self, shard: int) -> RowTable:
         """The rows of one shard. UserError when the shard is damaged."""
         name = self.shards[shard].name
@@ -171,7 +191,7 @@ class Store:
         return self._tables[name]
 
     def rows(self) -> Iterator[Row]:
-        """All rows, in the order of the shards."""
+        """All rows, excluded ones too, in the order of the shards."""
         for shard in range(len(self.shards)):
             table = self.table(shard)
             yield from (table.row(index) for index in range(len(table)))
@@ -198,13 +218,16 @@ class Store:
         return states
 
     def token_counts(self, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """How often each token occurs in responses and in prompts: two [V] int64. UserError: ids beyond V."""
+        """How often each token occurs in responses and prompts to train on: two [V] int64. UserError: ids beyond V."""
         total = np.zeros((2, vocab_size), np.int64)
         for shard in range(len(self.shards)):
             counts = self.table(shard).counts(vocab_size)
             if max(len(part) for part in counts) > vocab_size:
                 raise UserError(f"{self.path} has ids beyond a vocabulary of {vocab_size}: another target?")
             total += np.stack(counts)
+        for row in map(self.get, self.excluded):
+            total[0] -= np.bincount(row.response_ids, minlength=vocab_size)
+            total[1] -= np.bincount(row.prompt_ids, minlength=vocab_size)
         return torch.from_numpy(total[0]), torch.from_numpy(total[1])
 
     def verify(self) -> None:
@@ -225,6 +248,7 @@ class Store:
         self._clean()
         self._tables, self._index = {}, None
         self._features.clear()
+        self.exclude({key: tokens for key, tokens in self.excluded.items() if key in self._keys()})
         return sorted(damaged)
 
     def _keys(self) -> dict[str, tuple[int, int]]:

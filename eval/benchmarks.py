@@ -5,9 +5,9 @@ from pathlib import Path
 
 from conf.errors import UserError
 from conf.schema import RunConfig
-from data.prompts import Prompt, Split, load_prompts, spec_bench_prompts, stratified
-
-BUILTIN, SPEC_BENCH = "builtin", "spec_bench"
+from data.prompts import Prompt, load_prompts, stratified
+from data.revisions import BUILTIN, SPEC_BENCH
+from data.selection import bench_prompts
 
 
 @dataclass(frozen=True)
@@ -29,18 +29,14 @@ def benchmarks(cfg: RunConfig) -> list[Benchmark]:
 
 
 def _benchmark(source: str, cfg: RunConfig) -> Benchmark:
-    if source == SPEC_BENCH:
-        assert cfg.bench.spec_bench_path is not None
-        prompts = stratified(spec_bench_prompts(cfg.bench.spec_bench_path), cfg.bench.spec_bench_prompts, cfg.seed)
-    else:
-        held_out: Split | None = "report" if source == BUILTIN or source in cfg.data.sources else None
-        prompts = load_prompts([source], limit=cfg.bench.prompts, seed=cfg.seed, split=held_out)
+    count = cfg.bench.spec_bench_prompts if source == SPEC_BENCH else cfg.bench.prompts
+    prompts = stratified(bench_prompts(source, cfg), count, cfg.seed)
     if not prompts:
         raise UserError(f"bench.sets: {source} has no prompts to report on; name another set")
     name = source if source in (BUILTIN, SPEC_BENCH) else Path(source).stem
     return Benchmark(name, prompts, source == BUILTIN)
 
 
-def choosing_prompts(cfg: RunConfig, count: int = 14) -> list[Prompt]:
+def choosing_prompts(cfg: RunConfig, count: int = 21) -> list[Prompt]:
     """Built-in prompts that baselines are tuned on; never reported on."""
     return load_prompts([BUILTIN], limit=count, seed=cfg.seed, split="choose")

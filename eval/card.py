@@ -10,6 +10,7 @@ from .plots import runs
 from .report import lossless_lines
 
 Report = dict[str, Any]
+UNKNOWN = "not recorded"
 
 OWN_LOOP = (
     "This drafter runs in draftsmith's own lossless loop:\n\n"
@@ -112,7 +113,8 @@ def chain_kind(report: Report) -> str:
 
 def datasets(report: Report) -> list[str]:
     """Hub data sets among the prompt sources."""
-    hub = [s for s in report["settings"]["data"]["sources"] if s.startswith("hub:")]
+    data = report["settings"]["data"] or {}
+    hub = [s for s in data.get("sources", []) if s.startswith("hub:")]
     return [s.removeprefix("hub:").split(":")[0].split("@")[0] for s in hub]
 
 
@@ -179,10 +181,8 @@ def not_helping(report: Report) -> str:
     lines = []
     for name, temperature, entry in runs(report["speed"]):
         for category, values in {"all categories": entry, **entry["by_category"]}.items():
-            low = values["speedup_ci95"][0]
-            if low is None and values["speedup"] > 1:
-                continue  # one prompt: no interval, and the figure itself is above 1
-            if low is None or low <= 1:
+            low = values["speedup"] if values["speedup_ci95"][0] is None else values["speedup_ci95"][0]  # one prompt
+            if low is not None and low <= 1:
                 figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
                 lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
     measured = "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
@@ -201,23 +201,36 @@ def losslessness(report: Report) -> str:
 
 def training(report: Report) -> str:
     """Data, objective, and what it took."""
-    settings, timing = report["settings"], report["timing"]
-    data = settings["data"]
+    trained, timing = report["drafter"].get("training") or {}, report["timing"]
+    data, objective = report["settings"]["data"] or {}, report["settings"]["objective"] or {}
     heads = chain_kind(report) in ("hydra", "medusa")
-    sources = [s if s.startswith("hub:") else Path(s).name for s in data["sources"]]
-    minutes = {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in timing.items()}
-    tokens = report["collect"]["response_tokens"]
+    sources = [s if s.startswith("hub:") else Path(s).name for s in data.get("sources", [])]
+    tokens = trained.get("store", {}).get("response_tokens", report["collect"]["response_tokens"])
+    responses = {"generate": "the target's own", "prefill": "existing ones, read by it"}
     return facts(
         {
-            "prompts": ", ".join(sources) or "written by the target",
-            "responses": "the target's own" if data["mode"] == "generate" else "existing ones, read by it",
-            "response tokens": "not recorded" if tokens is None else f"{tokens:,}",
-            "temperatures": data["temperatures"], "objective": settings["objective"]["kind"],
+            "prompts": ", ".join(sources) or ("written by the target" if data else UNKNOWN),
+            "responses": responses.get(data.get("mode", ""), UNKNOWN),
+            "response tokens": UNKNOWN if tokens is None else f"{tokens:,}",
+            "temperatures": data.get("temperatures", UNKNOWN), "objective": objective.get("kind", UNKNOWN),
             "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
             "taps": "last hidden state, after the final norm" if heads else "none",
-            "time": minutes, "peak memory": f"{report['memory']['peak_bytes'] / 1e9:.1f} GB",
+            "time": times(trained, timing), "peak memory": memory(report["memory"]),
         }
     )  # fmt: skip
+
+
+def times(trained: dict[str, Any], timing: dict[str, float | None]) -> dict[str, str]:
+    """Minutes of each stage; of collection and training what the drafter itself says, if it does."""
+    own = {"collect_s": trained.get("store", {}).get("seconds"), "train_s": trained.get("seconds")}
+    seconds = {key: own.get(key) or value for key, value in timing.items() if key != "total_s"}
+    return {k.removesuffix("_s"): "not run here" if v is None else f"{v / 60:.1f} min" for k, v in seconds.items()}
+
+
+def memory(peaks: dict[str, int | None]) -> str:
+    """The largest resident memory of a stage, and the largest on a CUDA device where there was one."""
+    shown = {"": peaks["peak_bytes"], " on the CUDA device": peaks["cuda_peak_bytes"]}
+    return ", ".join(f"{value / 1e9:.1f} GB{where}" for where, value in shown.items() if value) or UNKNOWN
 
 
 def facts(values: dict[str, Any]) -> str:

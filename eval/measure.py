@@ -1,57 +1,60 @@
 """Every prompt: decoded plainly and speculatively, then all baselines replayed on the plain text."""
 
+import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
+from conf.errors import UserError
 from conf.schema import BenchConfig, DrafterConfig, Rule
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
+from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
+from inference.tuning import Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
-from .replay import Lookup, Record, chain_chances, chain_of, longest_draft, lookup_of, replay, tune_lookup
-from .report import SWEEP, TOKEN_RULE
-from .speed import Pairing
+from .report import NGRAM, NGRAM_SAME_LENGTH, SWEEP, TOKEN_RULE
+from .speed import Pair, Pairing
 
 TUNING_TOKENS = 64
+NGRAM_LONGEST = 10  # draft tokens of the n-gram baseline: what transformers suggests for its prompt lookup
 
 
 @dataclass
 class Contest:
-    """The drafter and what it is compared with: the tuned prompt lookup, its untrained self, and itself
-    alone."""
+    """The drafter and what it is compared with: tuned prompt lookup with a draft length of its own and with the
+    drafter's, its untrained self, and itself alone."""
 
     target: Target
     drafter: Drafter
     untrained: Drafter | None
     num_spec_tokens: int
-    ngram: Lookup
-    ngram_k: int
+    ngrams: dict[str, Tuned]
     rule: Rule = Rule.auto
 
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
-        out = {"ngram": replay(record, self.ngram_k, lookup=self.ngram)}
+        out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
         k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
         lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
         source = chain_of(self.drafter).kind
         if self.untrained is not None:
-            chances = self._chances(self.drafter, record, longest, sampling)
             fresh = self._chances(self.untrained, record, k, sampling)
             out["untrained"] = replay(record, k, lookup=lookup, chances=fresh, source=source, generator=generator)
+        if self.drafter.trainable:
+            chances = self._chances(self.drafter, record, longest, sampling)
             out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
-            if not sampling.greedy and self.rule is not Rule.token:
-                stepwise = self._chances(self.drafter, record, k, sampling, Rule.token)
-                out[TOKEN_RULE] = replay(
-                    record, k, lookup=lookup, chances=stepwise, source=source, generator=generator
-                )
+        if chances is not None and not sampling.greedy and self.rule is not Rule.token:
+            single = self._chances(self.drafter, record, k, sampling, Rule.token)
+            out[TOKEN_RULE] = replay(record, k, lookup=lookup, chances=single, source=source, generator=generator)
         for length in range(1, longest + 1):
             out[f"{SWEEP}{length}"] = replay(
                 record, length, lookup=lookup, chances=chances, source=source, generator=generator
@@ -70,11 +73,26 @@ def contest(
     target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt], rule: Rule = Rule.auto
 ) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
-    untrained = build(config, target, drafter.draft_ids).eval() if drafter.trainable else None
-    requests = [Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS) for prompt in choosing]
-    texts = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
-    records = [Record(r.request.prompt, r.tokens, torch.empty(0), TUNING_TOKENS) for r in texts]
-    return Contest(target, drafter, untrained, k, *tune_lookup(records, k), rule)
+    untrained = before_training(target, drafter, config)
+    requests = [
+        Request(list(first_turn(target.text, prompt).ids), max_new_tokens=TUNING_TOKENS, meta=prompt.category)
+        for prompt in choosing
+    ]
+    results = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
+    texts = [Text(r.request.meta, record_of(r)) for r in results]
+    ngrams = {NGRAM: tune(texts, range(1, max(k, NGRAM_LONGEST) + 1)), NGRAM_SAME_LENGTH: tune(texts, [k])}
+    return Contest(target, drafter, untrained, k, ngrams, rule)
+
+
+def before_training(target: Target, drafter: Drafter, config: DrafterConfig) -> Drafter | None:
+    """What the drafter was before it was trained; None without training, or when the model it was made from is gone."""
+    if not drafter.trainable:
+        return None
+    try:
+        return build(config, target, drafter.draft_ids).eval()
+    except UserError as error:
+        print(f"the untrained drafter is left out: {error}", file=sys.stderr)
+        return None
 
 
 def measure(
@@ -83,20 +101,30 @@ def measure(
     """All records of all sets and temperatures, those of an interrupted evaluation first come from
     `partial`."""
     pairing = Pairing(contest.target, contest.drafter, contest.num_spec_tokens, bench.max_new_tokens, seed, bench.rule)
-    done = partial.by_place()
+    done, place = partial.by_place(), 0
+    for benchmark, temperature, prompt, plain_first in schedule(sets, bench):
+        turn: Turn | None = first_turn(contest.target.text, prompt)
+        while turn is not None:
+            record = done.get((benchmark.name, temperature, f"{prompt.digest}#{turn.index}"))
+            if record is None:
+                pair = pairing.decode(turn.ids, temperature, place, plain_first)
+                record = record_turn(contest, pair, benchmark.name, turn, temperature, place)
+                partial.append(record)
+            place += 1
+            yield record
+            turn = next_turn(contest.target.text, turn, record.plain_tokens, bench.turns)
+
+
+def schedule(sets: list[Benchmark], bench: BenchConfig) -> Iterator[tuple[Benchmark, float, Prompt, bool]]:
+    """(set, temperature, prompt, whether plain decoding goes first) in order. The order of the two alternates within
+    each category: stratified samples go round the categories, so that with an even number of them each would always
+    have the same order."""
     for benchmark in sets:
         for temperature in bench.temperatures:
+            seen: Counter[str] = Counter()
             for prompt in evaluated(benchmark, bench, temperature):
-                turn: Turn | None = first_turn(contest.target.text, prompt)
-                while turn is not None:
-                    place = benchmark.name, temperature, f"{prompt.digest}#{turn.index}"
-                    record = done.get(place)
-                    if record is None:
-                        record = measure_turn(contest, pairing, benchmark.name, turn, temperature)
-                        partial.append(record)
-                    pairing.count += 1
-                    yield record
-                    turn = next_turn(contest.target.text, turn, record.plain_tokens, bench.turns)
+                yield benchmark, temperature, prompt, seen[prompt.category] % 2 == 0
+                seen[prompt.category] += 1
 
 
 def evaluated(benchmark: Benchmark, bench: BenchConfig, temperature: float) -> list[Prompt]:
@@ -105,16 +133,17 @@ def evaluated(benchmark: Benchmark, bench: BenchConfig, temperature: float) -> l
     return benchmark.prompts if temperature == 0 else benchmark.prompts[: bench.sampled_prompts]
 
 
-def measure_turn(contest: Contest, pairing: Pairing, name: str, turn: Turn, temperature: float) -> PromptRecord:
-    """Decode one turn both ways and replay the contenders on the plain text."""
-    pair = pairing.decode(turn.ids, temperature)
-    assert pair.plain.hidden is not None
-    text = Record(list(turn.ids), pair.plain.tokens, pair.plain.hidden, pairing.max_new_tokens)
-    replays = contest.replays(text, Sampling(temperature=temperature), pairing.count)
+def record_turn(
+    contest: Contest, pair: Pair, name: str, turn: Turn, temperature: float, place: int
+) -> PromptRecord:
+    """What is kept of a turn decoded both ways, the contenders replayed on the plain text."""
+    plain, ours = pair.plain, pair.speculative
+    assert plain.hidden is not None
+    text = Record(list(turn.ids), plain.tokens, plain.hidden, plain.request.max_new_tokens)
+    replays = contest.replays(text, Sampling(temperature=temperature), place)
     return PromptRecord(
         name, temperature, turn.prompt.digest, turn.prompt.category, turn.index, list(turn.ids),
-        pair.plain.tokens, pair.plain.seconds, pair.speculative.tokens, pair.speculative.seconds,
-        pair.speculative.rounds, replays,
+        plain.tokens, plain.seconds, ours.tokens, ours.seconds, ours.rounds, replays,
     )  # fmt: skip
 
 

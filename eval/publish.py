@@ -15,7 +15,7 @@ from conf.digest import file_digest
 from conf.errors import UserError
 from conf.paths import read_json, run_dir, write_json
 from conf.schema import PublishConfig, TargetConfig
-from inference.artifact import CONFIG, WEIGHTS, replace_folder
+from inference.artifact import CONFIG, MODEL_CONFIG, WEIGHTS, replace_folder
 
 from .card import Report, model_card
 from .stage import drafter_place
@@ -46,7 +46,7 @@ def build_hub(cfg: PublishConfig, folder: Path) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     shutil.copy2(drafter / WEIGHTS, temporary)
-    for path in (drafter / CONFIG, folder / "report.json", folder / "provenance.json"):
+    for path in (drafter / CONFIG, drafter / MODEL_CONFIG, folder / "report.json", folder / "provenance.json"):
         if path.exists():
             write_json(temporary / path.name, without_paths(read_json(path)))
     for name in PLOTS:

@@ -3,7 +3,7 @@ on."""
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,19 @@ class PromptRecord:
     def place(self) -> tuple[str, float, str]:
         """What identifies the record within an evaluation."""
         return self.set, self.temperature, f"{self.key}#{self.turn}"
+
+
+def by_prompt(
+    records: Iterable[PromptRecord], pair: Callable[[PromptRecord], tuple[float, float]]
+) -> list[tuple[float, float]]:
+    """`pair` of every record, the turns of a prompt added up: they are one draw, so intervals resample them
+    together."""
+    sums: dict[str, tuple[float, float]] = {}
+    for record in records:
+        above, below = sums.get(record.key, (0.0, 0.0))
+        more = pair(record)
+        sums[record.key] = above + more[0], below + more[1]
+    return list(sums.values())
 
 
 def temperature_name(temperature: float) -> str:

@@ -13,7 +13,8 @@ from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
 from .plots import runs
-from .records import PromptRecord, temperature_name
+from .records import PromptRecord, by_prompt, temperature_name
+from .sampled import MIN_P_VALUE
 from .speed import speed_section
 from .statistics import Pairs, bootstrap_interval, headline, ratio
 
@@ -21,9 +22,9 @@ Report = dict[str, Any]
 Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
+NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
 TOKEN_RULE = "token_rule"  # the drafter itself, verified token by token where the loop verified whole blocks
-BASELINES = ("ngram", "untrained", "trained_alone")
-MIN_P_VALUE = 1e-4  # of the sampled test
+BASELINES = (NGRAM, NGRAM_SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -39,7 +40,7 @@ def by_run(records: list[PromptRecord]) -> dict[str, dict[str, Groups]]:
 def acceptance_section(groups: Groups, rounds_of: RoundsOf, k: int, draws: int, seed: int) -> dict[str, Any]:
     """acceptance.<set>.<temperature>: the headline length is the plain mean over groups of emitted / rounds,
     its interval a bootstrap over prompts within groups; rates and counts are over all rounds."""
-    pairs = {category: [_emitted(rounds_of(r)) for r in records] for category, records in groups.items()}
+    pairs = _pairs(groups, rounds_of)
     everything = Counts()
     for records in groups.values():
         for record in records:
@@ -63,13 +64,19 @@ def _category(
     for record in records:
         counts.add(rounds_of(record))
     return {
-        **counts.summary(k), "prompts": len(records), "mean_acceptance_length": ratio(pairs),
+        **counts.summary(k), "prompts": len(pairs), "mean_acceptance_length": ratio(pairs),
         "ci95": bootstrap_interval({"": pairs}, draws, seed),
     }  # fmt: skip
 
 
-def _emitted(rounds: list[Round]) -> tuple[float, float]:
-    return float(sum(len(r.emitted) for r in rounds)), float(len(rounds))
+def _pairs(groups: Groups, rounds_of: RoundsOf) -> dict[str, Pairs]:
+    """Of every category: emitted tokens and rounds of each prompt."""
+
+    def emitted(record: PromptRecord) -> tuple[float, float]:
+        rounds = rounds_of(record)
+        return float(sum(len(r.emitted) for r in rounds)), float(len(rounds))
+
+    return {category: by_prompt(records, emitted) for category, records in groups.items()}
 
 
 def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -
             _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))
             kept = next(iter(groups.values()))[0].replays
             for who in (b for b in BASELINES if b in kept):
-                length = ngram_k if who == "ngram" else k
+                length = ngram_k if who == NGRAM else k
                 section = acceptance_section(groups, _replayed(who), length, draws, seed)
                 _put(out["baselines"].setdefault(who, {}), place, section)
             lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
@@ -101,7 +108,7 @@ def _replayed(who: str) -> RoundsOf:
 
 
 def _sweep_point(groups: Groups, length: int, draws: int, seed: int) -> dict[str, Any]:
-    pairs = {c: [_emitted(r.replays[f"{SWEEP}{length}"]) for r in records] for c, records in groups.items()}
+    pairs = _pairs(groups, _replayed(f"{SWEEP}{length}"))
     return {
         "num_spec_tokens": length, "mean_acceptance_length": headline(pairs),
         "ci95": bootstrap_interval(pairs, draws, seed),
@@ -112,7 +119,7 @@ def _block_gain(groups: Groups, k: int, draws: int, seed: int) -> dict[str, Any]
     """Tokens a round (bonus included) of the same drafts on the same texts under either rule."""
     out: dict[str, Any] = {}
     for rule, who in (("block", f"{SWEEP}{k}"), ("token", TOKEN_RULE)):
-        pairs = {c: [_emitted(r.replays[who]) for r in records] for c, records in groups.items()}
+        pairs = _pairs(groups, _replayed(who))
         out |= {rule: headline(pairs), f"{rule}_ci95": bootstrap_interval(pairs, draws, seed)}
     return out
 
@@ -121,17 +128,23 @@ def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
     section.setdefault(place[0], {})[place[1]] = value
 
 
-def stage_figures(run_dir: Path, setup: Path) -> dict[str, Any]:
-    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind.
+def stage_figures(run_dir: Path, setup: Path, *, own: bool) -> dict[str, Any]:
+    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind; own: they
+    made the drafter, else their collection and training are another drafter's.
 
-    A stage that did not run here is null; total_s sums the others.
+    A stage that did not run here is null; total_s sums the others. peak_bytes is the largest resident memory of a
+    stage's process, cuda_peak_bytes the largest on a CUDA device (null without one).
     """
-    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") for stage in STAGES[1:]}
+    ran = STAGES[1:] if own else STAGES[3:]
+    files = {stage: read_json(run_dir / "timing" / f"{stage}.json") if stage in ran else {} for stage in STAGES[1:]}
     files["setup"] = {"seconds": read_json(setup).get("setup_s")}
     seconds = {f"{stage}_s": files[stage].get("seconds") for stage in STAGES}
     return {
         "timing": {**seconds, "total_s": round(sum(s for s in seconds.values() if s is not None), 2)},
-        "memory": {"peak_bytes": max((f.get("peak_bytes") or 0 for f in files.values()), default=0)},
+        "memory": {
+            key: max((f[key] for f in files.values() if f.get(key)), default=None)
+            for key in ("peak_bytes", "cuda_peak_bytes")
+        },
         "collect": {
             "tokens_per_s": files["collect"].get("tokens_per_s"),
             "response_tokens": files["collect"].get("tokens"),
@@ -155,15 +168,17 @@ def print_table(report: Report, console: Console | None = None) -> None:
         console.width = 110
     lossy = "" if report["settings"]["bench"]["acceptance"] == "exact" else ", LOSSY acceptance"
     table = Table(title=f"{report['drafter']['kind']} on {report['target']['id']}{lossy}")
-    for column in ("set", "drafter", "tokens a round (bonus included)", "speed-up", "tokens/s"):
+    for column in ("set", "drafter", "draft tokens", "tokens a round (bonus included)", "speed-up", "tokens/s"):
         table.add_column(column, justify="left" if column in ("set", "drafter") else "right")
     for name, temperature, entry in runs(report["acceptance"]):
         speed = report["speed"][name][temperature]
         where = f"{name} {temperature}"
         rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
-        table.add_row(where, report["drafter"]["kind"], _length(entry), _speedup(speed), rates)
+        kind, drafted = report["drafter"]["kind"], str(entry["num_spec_tokens"])
+        table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
         for baseline, section in report["baselines"].items():
-            table.add_row(where, baseline, _length(section[name][temperature]), "", "")
+            other = section[name][temperature]
+            table.add_row(where, baseline, str(other["num_spec_tokens"]), _length(other), "", "")
     console.print(table)
     for line in (*rule_lines(report), *lossless_lines(report["lossless"])):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -203,8 +218,23 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
             f"plain decoding, {greedy['excused']} excused as near-ties, {different} different"
         )
     if sampled is not None:
-        lines.append(f"sampled: {sampled['test']} over {sampled['draws']} rounds, p = {sampled['p_value']:.4g}")
+        temperatures = " and ".join(f"{t:g}" for t in sampled["temperatures"])
+        lines.append(
+            f"sampled at temperatures {temperatures}: {sampled['test']} over {sampled['draws']} tokens of "
+            f"{sampled['continuations']} texts drawn in {sampled['rounds']} rounds, p = {sampled['p_value']:.4g}"
+            f"{_power(sampled)}"
+        )
     return lines
+
+
+def _power(sampled: dict[str, Any]) -> str:
+    """The smallest bias that the test would have seen; nothing when it had nothing to test."""
+    if sampled["smallest_bias"] is None:
+        return ""
+    return (
+        f"; a bias of {sampled['smallest_bias']:.1%} total variation would have been seen with probability "
+        f"{sampled['power']:g}"
+    )
 
 
 def is_lossless(lossless: dict[str, Any]) -> bool:

@@ -1,7 +1,7 @@
 """Plain and speculative decoding of the same prompts, alternating, on the same target, cache and dtype."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from conf.schema import Rule
@@ -10,15 +10,15 @@ from inference.drafters.base import Drafter
 from inference.sampling import Sampling
 from inference.target import Target
 
-from .records import PromptRecord
-from .statistics import Pairs, bootstrap_interval, headline, ratio
+from .records import PromptRecord, by_prompt
+from .statistics import bootstrap_interval, headline, ratio
 
 WARM_UP_TOKENS = 12
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One prompt decoded both ways at batch 1; the plain result carries its hidden states."""
+    """One prompt decoded both ways at batch 1; both results carry their hidden states."""
 
     plain: Result
     speculative: Result
@@ -26,7 +26,7 @@ class Pair:
 
 @dataclass
 class Pairing:
-    """Decodes prompts both ways, the order swapped with every `count`; warms up before the first."""
+    """Decodes prompts both ways with equal work besides the drafts; warms up before the first at each temperature."""
 
     target: Target
     drafter: Drafter
@@ -34,25 +34,24 @@ class Pairing:
     max_new_tokens: int
     seed: int = 0
     rule: Rule = Rule.auto
-    warm: bool = False
-    count: int = 0
+    warm: set[float] = field(default_factory=set)
 
-    def decode(self, prompt: Sequence[int], temperature: float) -> Pair:
-        """One pair. Seeds depend only on `count`, which the caller raises, so a resumed evaluation draws the
-        same."""
-        if not self.warm:
-            self._both(prompt, temperature, WARM_UP_TOKENS)
-            self.warm = True
-        return self._both(prompt, temperature, self.max_new_tokens)
+    def decode(self, prompt: Sequence[int], temperature: float, place: int, plain_first: bool) -> Pair:
+        """One pair. Seeds depend only on `place`, the turn's number in the evaluation, so a resumed one draws the
+        same; whose turn it is to go first is the caller's to say."""
+        if temperature not in self.warm:
+            self._both(prompt, temperature, WARM_UP_TOKENS, place, plain_first)
+            self.warm.add(temperature)
+        return self._both(prompt, temperature, self.max_new_tokens, place, plain_first)
 
-    def _both(self, prompt: Sequence[int], temperature: float, tokens: int) -> Pair:
+    def _both(self, prompt: Sequence[int], temperature: float, tokens: int, place: int, plain_first: bool) -> Pair:
         request = Request(list(prompt), max_new_tokens=tokens, sampling=Sampling(temperature=temperature))
-        seed = 2 * (self.seed + self.count)
+        seed, k = 2 * (self.seed + place), self.num_spec_tokens
         plain = Decoder(self.target, None, seed=seed, keep_hidden=True)
         speculative = Decoder(
-            self.target, self.drafter, num_spec_tokens=self.num_spec_tokens, seed=seed + 1, rule=self.rule
+            self.target, self.drafter, num_spec_tokens=k, seed=seed + 1, keep_hidden=True, rule=self.rule
         )
-        if self.count % 2 == 0:
+        if plain_first:
             first = _only(plain.run([request]))
             return Pair(first, _only(speculative.run([request])))
         first = _only(speculative.run([request]))
@@ -75,10 +74,10 @@ def per_token(record: PromptRecord) -> tuple[float, float]:
 def speed_section(groups: dict[str, list[PromptRecord]], dtype: str, draws: int, seed: int) -> dict[str, Any]:
     """speed.<set>.<temperature>: per group, the sum of plain times per token over the sum of speculative
     ones; the headline is the plain mean over groups, its interval a bootstrap over prompts within groups."""
-    pairs: dict[str, Pairs] = {c: [per_token(r) for r in records] for c, records in groups.items()}
+    pairs = {category: by_prompt(records, per_token) for category, records in groups.items()}
     records = [r for group in groups.values() for r in group]
     return {
-        "dtype": dtype, "batch": 1, "prompts": len(records),
+        "dtype": dtype, "batch": 1, "prompts": sum(map(len, pairs.values())),
         "baseline_tokens_per_s": _rate([(len(r.plain_tokens), r.plain_seconds) for r in records]),
         "tokens_per_s": _rate([(len(r.tokens), r.seconds) for r in records]),
         "speedup": headline(pairs),

@@ -3,7 +3,6 @@ one."""
 
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,25 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
-from inference.load import load_target, precheck
+from inference.load import device_memory, load_target, precheck, wants_kernel
+from inference.replay import Lookup, longest_draft, lookup_of
 from inference.target import Target
-from inference.verify import verify
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .html import Trace, render
-from .lossless import (
-    GreedyPair,
-    choose_prefixes,
-    greedy_check,
-    sampled_check,
-    sampled_figures,
-)
-from .measure import Contest, contest, evaluated, length_so_far, measure
+from .lossless import GreedyPair, greedy_check
+from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
 from .plots import draw_plots
 from .records import Partial, PromptRecord
-from .replay import longest_draft
-from .report import figures, finite, is_lossless, print_table, stage_figures
+from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
+from .sampled import choose_prefixes, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
+FORMAT = 2  # of records and reports: those of another one are made anew
 
 
 @dataclass(frozen=True)
@@ -89,23 +83,30 @@ def _continued(cfg: RunConfig) -> bool:
 
 
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
-    """Digest of everything that a report's figures depend on, the machine aside."""
-    files = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
+    benchmarks hold, not where they lie; a hub drafter by its name."""
+    drafter = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
-            "bench": cfg.bench, "target": target, "seed": cfg.seed, "where": where,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens,
-            "drafter": [file_digest(f) if f.is_file() else None for f in files],
+            "format": FORMAT, "bench": cfg.bench, "target": target, "seed": cfg.seed,
+            "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
+            "drafter": [file_digest(f) for f in drafter if f.is_file()] or [where, cfg.drafter],
         }
     )  # fmt: skip
+
+
+def _is_own(cfg: RunConfig, folder: Path) -> bool:
+    """Whether the run directory's own stages made what is evaluated."""
+    return Path(drafter_place(cfg)).resolve() == (folder / "drafter").resolve()
 
 
 def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
     """Measure, certify and write report.json, report.html and the plots; returns the report."""
     with timed(folder, "evaluate") as timing:
-        kept = Partial(folder / "evaluate" / "partial.jsonl", digest)
-        timing["earlier_s"] = kept.seconds
+        partial = Partial(folder / "evaluate" / "partial.jsonl", digest)
+        timing["earlier_s"] = partial.seconds
         precheck(cfg)
         target = load_target(cfg.target)
         subject = load_subject(cfg, target)
@@ -113,14 +114,15 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         rivals = contest(
             target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg), cfg.bench.rule
         )
-        records = _measure(cfg, rivals, sets, kept)
+        records = _measure(cfg, rivals, sets, partial)
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
-            **figures(records, rivals.num_spec_tokens, rivals.ngram_k, cfg),
+            **figures(records, rivals.num_spec_tokens, rivals.ngrams[NGRAM].num_spec_tokens, cfg),
         }  # fmt: skip
         shown = traces(records, sets, target.text, cfg.bench.show_text)
-    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP)})
+        timing |= device_memory(target.device)
+    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP, own=_is_own(cfg, folder))})
     write_report(folder, finished, shown)
     return finished
 
@@ -154,19 +156,20 @@ def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Pa
 
 
 def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[PromptRecord]) -> dict[str, Any]:
-    """lossless: greedy texts compared, sampled rounds tested. `greedy` is null without prompts at temperature
-    0."""
+    """lossless: greedy texts compared, sampled texts tested. `greedy` is null without prompts at temperature 0."""
     pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
-    exact = replace(cfg.target, dtype="float64", kernel="off")
-    greedy = greedy_check(pairs, cfg.target.dtype, lambda: load_target(exact)) if pairs else None
-    texts = [(r.prompt, r.plain_tokens) for r in records]
-    prefixes = choose_prefixes(texts, subject.drafter)
-    k = min(2, subject.num_spec_tokens)
-    test = sampled_check(
-        target, subject.drafter, prefixes, cfg.bench.lossless_draws, k=k, seed=cfg.seed,
-        verify=partial(verify, rule=cfg.bench.rule),
+    greedy = greedy_check(pairs, cfg.target.dtype, lambda: stock(cfg.target, target)) if pairs else None
+    prefixes = choose_prefixes([(r.prompt, r.plain_tokens) for r in records], subject.drafter)
+    sampled = sampled_check(
+        target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
+        seed=cfg.seed, rule=cfg.bench.rule,
     )  # fmt: skip
-    return {"greedy": greedy, "sampled": sampled_figures(test)}
+    return {"greedy": greedy, "sampled": sampled.figures()}
+
+
+def stock(cfg: TargetConfig, target: Target) -> Target:
+    """The target as transformers runs it: itself, or a second copy where own kernels were swapped in."""
+    return load_target(replace(cfg, kernel="off")) if wants_kernel(cfg, target) else target
 
 
 def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> dict[str, Any]:
@@ -185,12 +188,21 @@ def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> 
         "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
         "versions": versions(),
         "settings": {
-            "bench": plain(cfg.bench), "data": plain(cfg.data), "objective": plain(cfg.objective),
-            "optim": plain(cfg.optim), "seed": cfg.seed, "num_spec_tokens": subject.num_spec_tokens,
-            "ngram": {**plain(rivals.ngram), "num_spec_tokens": rivals.ngram_k},
-            "protocol": protocol(cfg, subject.num_spec_tokens),
+            "bench": plain(cfg.bench), **training_settings(subject.about), "seed": cfg.seed,
+            "num_spec_tokens": subject.num_spec_tokens,
+            **{
+                who: {"lookup": plain(n.lookup), "num_spec_tokens": n.num_spec_tokens}
+                for who, n in rivals.ngrams.items()
+            },
+            "protocol": protocol(cfg, subject, rivals),
         },
     }  # fmt: skip
+
+
+def training_settings(about: dict[str, Any]) -> dict[str, Any]:
+    """What the drafter was trained with, in whatever run; null where its folder does not say."""
+    training = about.get("training") or {}
+    return {key: training.get(key) for key in ("data", "objective", "optim")}
 
 
 def weights_digest(where: str) -> str | None:
@@ -199,19 +211,36 @@ def weights_digest(where: str) -> str | None:
     return file_digest(path) if path.is_file() else None
 
 
-def protocol(cfg: RunConfig, k: int) -> str:
-    """The evaluation protocol in a sentence or two."""
+def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
+    """The evaluation protocol in a few sentences."""
     turns = "first turn only" if cfg.bench.turns == 1 else f"up to {cfg.bench.turns} turns"
+    ngram = rivals.ngrams[NGRAM]
     return (
         f"Stratified sample ({cfg.bench.prompts} prompts a set, Spec-Bench {cfg.bench.spec_bench_prompts}; above "
-        f"temperature 0 {cfg.bench.sampled_prompts}), {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, {k} "
-        f"draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
-        "Lengths are tokens emitted a round, bonus included; headlines are plain "
-        "means over categories; 95% intervals are bootstraps over prompts. Plain and speculative runs "
-        "alternate prompt by prompt on the same runtime. Baselines and draft lengths are replayed on the "
-        "plain runs' texts; the untrained baseline keeps the lookup of a hybrid; "
-        f"n-gram lookup is tuned on the choosing prompts at temperature 0, match lengths and up to {k} draft tokens."
+        f"temperature 0 {cfg.bench.sampled_prompts}), {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, "
+        f"{subject.num_spec_tokens} draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
+        "Lengths are tokens emitted a round, bonus included; headlines are plain means over categories; 95% intervals "
+        "are bootstraps over prompts, the turns of a prompt together. Plain and speculative runs alternate prompt by "
+        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts; the untrained "
+        "baseline keeps the lookup of a hybrid. N-gram lookup was tuned on the choosing prompts at temperature 0: "
+        f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
+        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}"
     )
+
+
+def lookup_protocol(subject: Subject) -> str:
+    """Where the lookup of a hybrid came from; nothing for a drafter without one."""
+    rule = lookup_of(subject.drafter)
+    if rule is None:
+        return ""
+    chosen = (subject.about.get("training") or {}).get("lookup")
+    how = "was tuned in the same way when its training ended" if chosen else "is as it was configured"
+    return f" The drafter's own lookup ({words(rule)}) {how}."
+
+
+def words(rule: Lookup) -> str:
+    """A lookup's rule for people."""
+    return f"suffixes of {rule.min_match} to {rule.max_match} tokens"
 
 
 def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:

@@ -1,11 +1,13 @@
-"""Bootstrap intervals over prompts and a goodness-of-fit test. Knows nothing about models."""
+"""Bootstrap intervals over prompts and goodness-of-fit tests. Knows nothing about models."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import chi2
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq
+from scipy.stats import chi2, ncx2
 
 Pairs = Sequence[tuple[float, float]]
 """One (numerator, denominator) for each prompt; a prompt whose denominator is 0 is left out."""
@@ -53,33 +55,37 @@ def bootstrap_interval(
 class GTest:
     """Sums of G statistics and degrees of freedom over independent contexts; one p-value at the end.
 
-    G = 2 sum_i O_i ln(O_i / E_i), asymptotically chi-squared (Sokal & Rohlf, Biometry, chapter 17); sums of
-    independent chi-squared variables are chi-squared with the summed degrees of freedom.
+    G = 2 sum_i O_i ln(O_i / E_i), asymptotically chi-squared, divided by Williams' correction, without which
+    many small contexts add up to a bias (Sokal & Rohlf, Biometry, chapter 17); sums of independent chi-squared
+    variables are chi-squared with the summed degrees of freedom.
     """
 
     statistic: float = 0.0
     dof: int = 0
     contexts: int = 0
-    rounds: int = 0
+    draws: int = 0  # in contexts with something to compare
 
-    def add(self, observed: Sequence[int], probs: Sequence[float]) -> None:
-        """Counts of each outcome against exact probabilities (renormalised in float64).
+    def add(self, observed: ArrayLike, probs: ArrayLike) -> bool:
+        """Counts of each outcome against exact probabilities (renormalised in float64); False when there was nothing
+        to compare.
 
         An outcome that was seen although its probability is zero makes the p-value zero.
         """
-        counts = np.asarray(observed, dtype=np.float64)
-        exact = np.asarray(probs, dtype=np.float64)
+        counts, exact = np.asarray(observed, dtype=np.float64), np.asarray(probs, dtype=np.float64)
         if counts[exact <= 0].sum() > 0:
             self.statistic = float("inf")
-            return
-        expected = counts.sum() * exact / exact.sum()
-        seen, wanted = pool(counts, expected)
+            return True
+        total = counts.sum()
+        seen, wanted = pool(counts, total * exact / exact.sum())
         if len(seen) < 2:
-            return
+            return False
         hit = seen > 0
-        self.statistic += 2.0 * float((seen[hit] * np.log(seen[hit] / wanted[hit])).sum())
+        g = 2.0 * float((seen[hit] * np.log(seen[hit] / wanted[hit])).sum())
+        self.statistic += g / (1 + ((total / wanted).sum() - 1) / (6 * total * (len(seen) - 1)))
         self.dof += len(seen) - 1
         self.contexts += 1
+        self.draws += int(total)
+        return True
 
     @property
     def p_value(self) -> float:
@@ -89,16 +95,61 @@ class GTest:
             return 0.0
         return float(chi2.sf(self.statistic, self.dof)) if self.dof > 0 else 1.0
 
+    def smallest_bias(self, level: float, power: float) -> float:
+        """The total variation distance that a test at `level` sees with probability `power`, whatever its form,
+        if it is the same in all contexts (else: its root mean square over the draws); nan without data.
+
+        Outcomes off by d_i add n sum d_i^2 / p_i to the noncentrality, which is at least n (sum |d_i|)^2 =
+        4 n TV^2 by Cauchy and Schwarz.
+        """
+        if self.dof == 0:
+            return float("nan")
+        critical = chi2.isf(level, self.dof)
+
+        def lack(noncentrality: float) -> float:
+            return float(ncx2.sf(critical, self.dof, noncentrality)) - power
+
+        return math.sqrt(brentq(lack, 1e-9, 20 * critical) / (4 * self.draws))
+
+
+class Transform:
+    """The draws of contexts that were seen too rarely for a test of their own, made comparable: x becomes
+    F(x-) + v p(x), F the distribution function over outcomes from the likeliest to the least likely, v uniform.
+    That is uniform in [0, 1) exactly when x has the law p, whatever p is.
+
+    The randomised probability integral transform (Czado, Gneiting & Held 2009, section 2).
+    """
+
+    BINS = 20
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.counts = np.zeros(self.BINS)
+        self.impossible = 0
+
+    def add(self, outcome: int, count: int, probs: NDArray[np.float64]) -> None:
+        """An outcome that was seen `count` times in a context with these exact probabilities."""
+        own = probs[outcome]
+        if own <= 0:
+            self.impossible += count
+            return
+        likelier = probs[probs > own].sum() + probs[:outcome][probs[:outcome] == own].sum()
+        places = (likelier + self.rng.random(count) * own) / probs.sum()
+        self.counts += np.histogram(places.clip(max=1.0), self.BINS, (0.0, 1.0))[0]
+
+    def into(self, test: GTest) -> None:
+        """Add the transformed draws as one more context, of equal probabilities."""
+        test.add([*self.counts, self.impossible], [*[1.0] * self.BINS, 0.0])
+
 
 def pool(counts: NDArray[np.float64], expected: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Merge all cells expected less than MIN_EXPECTED times into one, and that one into the next smallest if
-    it is still too small."""
-    order = np.argsort(-expected, kind="stable")
-    counts, expected = counts[order], expected[order]
-    large = int((expected >= MIN_EXPECTED).sum())
-    rest = float(expected[large:].sum())
-    keep = large if rest >= MIN_EXPECTED or large == len(expected) else max(large - 1, 0)
-    tail_counts, tail_expected = counts[keep:].sum(), expected[keep:].sum()
-    if tail_expected <= 0:
-        return counts[:keep], expected[:keep]
-    return np.append(counts[:keep], tail_counts), np.append(expected[:keep], tail_expected)
+    """Merge all cells expected less than MIN_EXPECTED times into one, and that one into the smallest of the
+    others if it is still too small."""
+    large = expected >= MIN_EXPECTED
+    seen, wanted = counts[large], expected[large]
+    tail = np.array([counts[~large].sum(), expected[~large].sum()])
+    if tail[1] < MIN_EXPECTED and len(wanted):
+        least = int(wanted.argmin())
+        tail += seen[least], wanted[least]
+        seen, wanted = np.delete(seen, least), np.delete(wanted, least)
+    return np.append(seen, tail[0]), np.append(wanted, tail[1])

@@ -1,10 +1,6 @@
 """`make generate PROMPT="..."`: stream a continuation with the drafter, accepted tokens marked."""
 
 import os
-import sys
-
-from rich.console import Console
-from rich.text import Text as Styled
 
 from conf.cli import main
 from conf.errors import UserError
@@ -17,20 +13,17 @@ from .decode import Decoder, Request
 from .drafters import Drafter, build
 from .load import load_target
 from .sampling import Sampling
+from .show import Printer
+from .stream import StopChecker
 from .target import Target
-from .text import Detokenizer
-
-STYLES = {"accepted": "green", "bonus": "default"}
 
 
 def run(cfg: GenerateConfig) -> None:
     """Stream, then print τ and the speed-up over plain decoding of the same prompt.
 
-    Raises UserError: no prompt, no drafter, a drafter of another target.
+    Raises UserError: no prompt or one that does not fit, no drafter, a drafter of another target.
     """
-    prompt = cfg.prompt if cfg.prompt is not None else os.environ.get("DRAFTSMITH_PROMPT", "")
-    if not prompt.strip():
-        raise UserError('there is no prompt; give one: make generate PROMPT="Why is the sky blue?"')
+    prompt = prompt_of(cfg)
     target = load_target(cfg.target)
     drafter, k = find_drafter(cfg, target)
     request = Request(
@@ -38,8 +31,23 @@ def run(cfg: GenerateConfig) -> None:
         max_new_tokens=cfg.max_new_tokens,
         stop=tuple(cfg.stop),
     )
-    rounds = show(target, decoder(cfg, target, drafter, k), request)
-    summary(cfg, target, drafter, k, request, rounds)
+    try:
+        rounds = show(target, decoder(cfg, target, drafter, k), request)
+        summary(cfg, target, drafter, k, request, rounds)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt("the answer was interrupted; its figures were not taken") from stop
+
+
+def prompt_of(cfg: GenerateConfig) -> str:
+    """`prompt`, or the environment's DRAFTSMITH_PROMPT. Raises UserError when there is none or it is not text."""
+    prompt = cfg.prompt if cfg.prompt is not None else os.environ.get("DRAFTSMITH_PROMPT", "")
+    if not prompt.strip():
+        raise UserError('there is no prompt; give one: make generate PROMPT="Why is the sky blue?"')
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"the prompt is not UTF-8 (character {error.start}); give it as UTF-8") from error
+    return prompt
 
 
 def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
@@ -64,16 +72,19 @@ def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int
 
 
 def show(target: Target, loop: Decoder, request: Request) -> list[Round]:
-    """Print tokens as they come: accepted draft tokens green. Returns the rounds (prefill's left out)."""
-    console = Console(highlight=False, soft_wrap=True)
-    pieces, rounds = Detokenizer(target.text), []
-    for r in loop.stream(request):
-        rounds.append(r)
-        for i, token in enumerate(r.emitted):
-            style = STYLES["accepted" if i < r.accepted else "bonus"]
-            console.print(Styled(pieces.push([token]), style=style), end="")
-        sys.stdout.flush()
-    console.print(Styled(pieces.flush()))
+    """Print tokens as they come, accepted draft tokens marked. Returns the rounds (prefill's left out).
+
+    Raises UserError, before anything is printed, when the prompt does not fit the target's context.
+    """
+    printer, rounds = Printer(StopChecker(target.text, request.stop)), []
+    try:
+        for r in loop.stream(request):
+            rounds.append(r)
+            for i, token in enumerate(r.emitted):
+                printer.push(token, i < r.accepted)
+    finally:
+        printer.close()
+    print(f"\naccepted draft tokens {printer.legend}")
     return rounds[1:]
 
 
@@ -97,7 +108,7 @@ def summary(
             figures["identical"] = plain.tokens == fast.tokens
             differ = "; texts differ: `make evaluate` tells a near-tie from an error"
             line += "; same text" if figures["identical"] else differ
-    print(f"\n[{drafter.kind}] {line}")
+    print(f"[{drafter.kind}] {line}")
     write_json(run_dir(cfg) / "generate.json", figures)
     print((run_dir(cfg) / "generate.json").resolve())
 

@@ -34,14 +34,16 @@ class Round:
 
 @dataclass
 class Counts:
-    """Running counts over rounds."""
+    """Running counts over rounds. A draft token counts as accepted when it was emitted: one that the verifier
+    accepted behind the end of the text (length limit, EOS, stop string) is neither accepted nor rejected."""
 
     rounds: int = 0
     emitted: int = 0
     draft_rounds: int = 0  # rounds with at least one draft token
     proposed_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
-    reached_at: list[int] = field(default_factory=list)  # proposed, and all earlier positions accepted
+    reached_at: list[int] = field(default_factory=list)  # all earlier positions accepted, and the text went on
+    verified_at: list[int] = field(default_factory=list)  # accepted by the verifier, the text's end unseen
     histogram: list[int] = field(default_factory=list)  # rounds by number of accepted draft tokens
 
     def add(self, rounds: Iterable[Round]) -> "Counts":
@@ -53,14 +55,15 @@ class Counts:
             self._widen(r.proposed)
             for k in range(r.proposed):
                 self.proposed_at[k] += 1
-                self.accepted_at[k] += k < r.accepted
-                self.reached_at[k] += k <= r.accepted
-            self.histogram[r.accepted] += 1
+                self.accepted_at[k] += k < r.kept
+                self.reached_at[k] += k < len(r.emitted)
+                self.verified_at[k] += k < r.accepted
+            self.histogram[r.kept] += 1
         return self
 
     def _widen(self, k: int) -> None:
-        for counts, width in ((self.proposed_at, k), (self.accepted_at, k), (self.reached_at, k)):
-            counts.extend([0] * (width - len(counts)))
+        for counts in (self.proposed_at, self.accepted_at, self.reached_at, self.verified_at):
+            counts.extend([0] * (k - len(counts)))
         self.histogram.extend([0] * (k + 1 - len(self.histogram)))
 
     @property
@@ -77,9 +80,10 @@ class Counts:
     def summary(self, num_spec_tokens: int) -> dict[str, Any]:
         """The names of vLLM and AIPerf, and `vllm_rules`: the same counts computed vLLM's way.
 
-        vLLM leaves out rounds without a proposal and divides per-position counts by all drafts.
+        vLLM leaves out rounds without a proposal, divides per-position counts by all drafts, and counts what the
+        verifier accepted before it looks for the end of the text (v1/core/sched/scheduler.py).
         """
-        accepted, drafts = sum(self.accepted_at), self.draft_rounds
+        drafts = self.draft_rounds
         return {
             "num_spec_tokens": num_spec_tokens,
             "mean_acceptance_length": self.mean_acceptance_length,
@@ -89,12 +93,12 @@ class Counts:
             "acceptance_histogram": list(self.histogram),
             "num_spec_steps": self.rounds,
             "num_draft_tokens": sum(self.proposed_at),
-            "num_accepted_draft_tokens": accepted,
+            "num_accepted_draft_tokens": sum(self.accepted_at),
             "num_emitted_tokens": self.emitted,
             "vllm_rules": {
                 "num_drafts": drafts,
-                "mean_acceptance_length": 1 + accepted / drafts if drafts else 1.0,
-                "acceptance_rate_per_pos": [a / drafts if drafts else 0.0 for a in self.accepted_at],
+                "mean_acceptance_length": 1 + sum(self.verified_at) / drafts if drafts else 1.0,
+                "acceptance_rate_per_pos": [a / drafts if drafts else 0.0 for a in self.verified_at],
             },
         }
 

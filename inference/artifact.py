@@ -1,7 +1,14 @@
-"""A drafter folder: drafter.safetensors + drafter.json. Never pickle, no code.
+"""A drafter folder: drafter.safetensors + drafter.json, and config.json of a drafter that is a model. Never pickle,
+no code; nothing else is needed to load it but the target.
 
-drafter.json holds the drafter's configuration, the target's identity and whatever provenance the caller adds; a
-drafter loads only onto the target it was made for.
+drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
+(`training`); a drafter loads only onto the target it was made for.
+
+training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
+settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
+sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
+chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `config_digest` (of
+all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -21,9 +28,10 @@ from conf.errors import UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
 from .drafters import Drafter, build, needs_vocab
+from .stock import read_config
 from .target import Target
 
-WEIGHTS, CONFIG = "drafter.safetensors", "drafter.json"
+WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
 VOCAB_KEY = "draft_ids"
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "lm": LmConfig,
@@ -32,7 +40,7 @@ IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 
 
 def save_drafter(
-    folder: Path, drafter: Drafter, cfg: DrafterConfig, target: Target, extra: dict[str, Any] | None = None
+    folder: Path, drafter: Drafter, cfg: DrafterConfig, target: Target, training: dict[str, Any] | None = None
 ) -> None:
     """Write the folder whole: a temporary name, then a rename. Raises UserError when the disk is full."""
     temporary = folder.with_name(f".{folder.name}.tmp-{os.getpid()}")
@@ -43,7 +51,9 @@ def save_drafter(
         if drafter.draft_ids is not None:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
-        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), **(extra or {})}
+        if drafter.model_config is not None:
+            drafter.model_config.to_json_file(temporary / MODEL_CONFIG)
+        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
@@ -66,7 +76,7 @@ def replace_folder(new: Path, folder: Path) -> None:
 
 
 def read_about(folder: Path) -> dict[str, Any]:
-    """drafter.json. Raises UserError when the folder is not a drafter."""
+    """drafter.json; `training` is always there. Raises UserError when the folder is not a drafter."""
     path = folder / CONFIG
     try:
         about = json.loads(path.read_text())
@@ -74,7 +84,8 @@ def read_about(folder: Path) -> dict[str, Any]:
         raise UserError(f"{folder} is not a drafter folder ({CONFIG}: {error}); train one or name another") from error
     if not isinstance(about, dict) or not isinstance(about.get("drafter"), dict):
         raise UserError(f"{path} describes no drafter; train one or name another")
-    return about
+    training = about.get("training")
+    return {**about, "training": training if isinstance(training, dict) else {}}
 
 
 def drafter_config(about: dict[str, Any], folder: Path) -> DrafterConfig:
@@ -118,7 +129,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     vocab = tensors.pop(VOCAB_KEY, None)
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
-    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device))
+    saved = read_config(str(folder), f"drafter {where}") if isinstance(cfg, LmConfig) else None
+    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved)
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
 

@@ -15,7 +15,8 @@ class Batch:
     response [B,R] int64, response_lengths [B] (EOS included);
     hidden [B,R,H]: hidden[b,r] is the target's last hidden state (after the final norm) at absolute position
     starts[b] - 1 + r, that is, what predicted response[b,r]. None until the target has read the rows.
-    taps: the same positions at the drafter's tapped layers.
+    taps [B,T,H] each: the target's hidden_states that the drafter taps, at ALL positions (a drafter with keys and
+    values of its own reads the prompt too; response positions: `response_positions`). () for drafters without taps.
     """
 
     tokens: Tensor

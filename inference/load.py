@@ -6,21 +6,22 @@ from typing import Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
-from safetensors import SafetensorError
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import logging as transformers_logging
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from conf.digest import digest_of
 from conf.errors import UserError, require
+from conf.paths import cache_folder
 from conf.schema import LmConfig, RunConfig, TargetConfig
 
 from .drafters import check_tokenizer, needs_vocab
-from .embedded import cache_folder, embedded_target
+from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
-from .target import Target, layer_windows
+from .stock import first_line, read_config, read_model
+from .target import Target
 from .text import Text
 from .tiny import make_tiny_target
+from .traits import context_of, layer_windows
 
 
 def resolve(target_id: str) -> str:
@@ -41,8 +42,10 @@ def load_target(cfg: TargetConfig) -> Target:
     where = resolve(cfg.id)
     load_config(where, cfg)
     text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
+    weights = checked_weights(Path(where)) if cfg.id == "embedded" else None
     model = load_model(where, cfg)
-    target = Target(model, text, cfg.id, identity_of(model, where, cfg, text))
+    weights = weights or weights_digest(model, local_folder(where, cfg.revision))
+    target = Target(model, text, cfg.id, identity_of(model, weights, cfg, text))
     if wants_kernel(cfg, target):
         fuse(target)
     return target
@@ -58,27 +61,15 @@ def wants_kernel(cfg: TargetConfig, target: Target) -> bool:
 
 def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
     """The stock model in cfg's dtype on cfg's device, its configuration checked before the weights load."""
-    transformers_logging.disable_progress_bar()
-    config = load_config(where, cfg)
-    # sdpa leaves soft-capping out; everywhere else transformers knows what the model can do.
-    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
-    device = device_of(cfg.device)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            where, dtype=getattr(torch, cfg.dtype), attn_implementation=attention, use_safetensors=True, **_options(cfg)
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
+    config, device = load_config(where, cfg), device_of(cfg.device)
+    model = read_model(where, f"target {cfg.id}", config, getattr(torch, cfg.dtype), **_options(cfg))
     return cast(PreTrainedModel, cast(nn.Module, model).to(device))
 
 
 def load_config(where: str, cfg: TargetConfig) -> Any:
     """The target's transformers configuration. Raises UserError when there is none or the loop can't run it."""
-    try:
-        config = AutoConfig.from_pretrained(where, **_options(cfg))
-    except (OSError, ValueError) as error:  # hub errors are OSErrors
-        raise UserError(f"target {cfg.id} can't be loaded: {first_line(error)}") from error
-    check_supported(config, cfg.id)
+    config = read_config(where, f"target {cfg.id}", **_options(cfg))
+    check_supported(config, f"target {cfg.id}")
     return config
 
 
@@ -94,7 +85,7 @@ def precheck(cfg: RunConfig) -> None:
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
-    context = getattr(config, "max_position_embeddings", None)
+    context = context_of(config)
     asked = cfg.data.max_prompt_tokens + cfg.data.max_new_tokens
     if context is not None:
         what = f"with data.max_prompt_tokens together at most {context}, the context of {cfg.target.id}"
@@ -102,25 +93,35 @@ def precheck(cfg: RunConfig) -> None:
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
-        text = Text.load(resolve(cfg.target.id), cfg.target.revision, trust_remote_code=cfg.target.trust_remote_code)
-        check_tokenizer(cfg.drafter.model, text, name)
+        _precheck_separate(cfg, cfg.drafter.model, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
         fits = all(-layers <= i < layers for i in cfg.drafter.layers)
         require(fits, "drafter.layers", cfg.drafter.layers, f"-{layers} to {layers - 1}, the layers of {name}")
 
 
+def _precheck_separate(cfg: RunConfig, model: str, asked: int) -> None:
+    """A separate LM must run in the loop, have the target's tokenizer, and reach as far as the rows it learns from."""
+    config = read_config(model, f"drafter.model {model}")
+    check_supported(config, f"drafter.model {model}")
+    context = context_of(config) or asked
+    what = f"with data.max_prompt_tokens together at most {context}, the context of drafter.model {model}"
+    require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
+    text = Text.load(resolve(cfg.target.id), cfg.target.revision, trust_remote_code=cfg.target.trust_remote_code)
+    check_tokenizer(model, text, cfg.target.id)
+
+
 def check_supported(config: Any, name: str) -> None:
     """Refuse by name what the loop can't run. Raises UserError."""
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"target {name} is an encoder-decoder model; draftsmith needs a decoder-only causal LM")
+        raise UserError(f"{name} is an encoder-decoder model; draftsmith needs a decoder-only causal LM")
     if hasattr(config, "vision_config"):
-        raise UserError(f"target {name} is a vision-language model; give its text-only causal LM")
+        raise UserError(f"{name} is a vision-language model; give its text-only causal LM")
     if _is_stateful(config):
         raise UserError(
-            f"target {name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected "
-            "draft; choose an attention model"
+            f"{name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected draft; "
+            "choose an attention model"
         )
-    layer_windows(config)
+    layer_windows(config, name)
 
 
 def _is_stateful(config: Any) -> bool:
@@ -128,6 +129,11 @@ def _is_stateful(config: Any) -> bool:
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     by_key = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
     return by_key or bool(getattr(model, "_is_stateful", False))
+
+
+def device_memory(device: torch.device) -> dict[str, int]:
+    """The most memory that this process held on a CUDA device, as `cuda_peak_bytes`; {} on others."""
+    return {"cuda_peak_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
 
 
 def device_of(name: str) -> torch.device:
@@ -142,14 +148,14 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def identity_of(model: PreTrainedModel, where: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
+def identity_of(model: PreTrainedModel, weights: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
     """What must be equal for a store, a drafter and a target to belong together."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
     return {
         "id": cfg.id,
         "revision": cfg.revision or getattr(model.config, "_commit_hash", None),
         "config_digest": digest_of(config),
-        "weights_digest": weights_digest(model, local_folder(where, cfg.revision)),
+        "weights_digest": weights,
         "tokenizer_digest": text.tokenizer_digest,
         "template_digest": text.template_digest,
         "template_kwargs": dict(cfg.template_kwargs),
@@ -177,8 +183,3 @@ def weights_digest(model: PreTrainedModel, folder: Path) -> str:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()
-
-
-def first_line(error: BaseException) -> str:
-    """The first non-empty line of an exception's text."""
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)

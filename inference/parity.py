@@ -59,7 +59,8 @@ def check_parity(
             for k in range(min(r.accepted + 1, draft.shape[0])):
                 step, at = (k, anchor) if train.shape[1] > k else (0, anchor + k)
                 if at < train.shape[0]:
-                    difference = float((draft[k] - train[at, step]).abs().max())
+                    # float64 copies of one position [D] at a time
+                    difference = float((draft[k].double() - train[at, step].double()).abs().max())
                     worst = max(worst, difference if math.isfinite(difference) else math.inf)
                     scale, count = max(scale, float(train[at, step].abs().max())), count + 1
             anchor += len(r.emitted)
@@ -73,23 +74,28 @@ def _decode(
 
     def record(_rows: int, draft: Draft) -> None:
         assert draft.logits is not None
-        seen.append(draft.logits[0].double())
+        seen.append(draft.logits[0])
 
     decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record)
     return seen, next(decoder.run([Request(prompt, max_new_tokens=max_new_tokens)]))
 
 
 def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
-    batch = with_hidden(target, make_batch([result.request.prompt], [result.tokens]).to(target.device))
+    batch = make_batch([result.request.prompt], [result.tokens]).to(target.device)
+    batch = with_hidden(target, batch, drafter.taps)
     with torch.no_grad():
-        return drafter.train_logits(batch)[0].double()
+        return drafter.train_logits(batch)[0]
 
 
-def with_hidden(target: Target, batch: Batch) -> Batch:
-    """Fill batch.hidden by a full forward of the target over its rows."""
-    read = target.read(batch.tokens, batch.lengths).last
-    at = response_positions(batch.starts, batch.response.shape[1], read.shape[1])
-    batch.hidden = read.gather(1, at[..., None].expand(-1, -1, read.shape[2]))
+def with_hidden(target: Target, batch: Batch, taps: Sequence[int] = ()) -> Batch:
+    """Fill what is missing of batch.hidden and batch.taps by a full forward of the target over its rows."""
+    if batch.hidden is not None and not taps:
+        return batch
+    read = target.read(batch.tokens, batch.lengths, taps)
+    if batch.hidden is None:
+        at = response_positions(batch.starts, batch.response.shape[1], batch.tokens.shape[1])
+        batch.hidden = read.last.gather(1, at[..., None].expand(-1, -1, read.last.shape[2]))
+    batch.taps = read.taps
     return batch
 
 

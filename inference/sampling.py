@@ -1,11 +1,18 @@
 """Logits -> processed probabilities -> ids. Knows nothing about models or drafts."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from conf.errors import require
+from conf.prompts import TEMPERATURES, is_temperature
+
+BLOCK = 128  # ids summed together when one is drawn
 
 
 @dataclass(frozen=True)
@@ -20,6 +27,15 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what is no distribution."""
+        finite = math.isfinite(self.temperature)
+        require(finite and is_temperature(self.temperature), "temperature", self.temperature, TEMPERATURES)
+        require(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", self.top_k, "0 (off) or more")
+        require(0 < self.top_p <= 1, "top_p", self.top_p, "above 0, up to 1 (off)")
+        require(0 <= self.min_p <= 1, "min_p", self.min_p, "0 (off) to 1")
+        require(0 < self.repetition_penalty < math.inf, "repetition_penalty", self.repetition_penalty, "> 0 (1: off)")
 
     @property
     def greedy(self) -> bool:
@@ -36,8 +52,8 @@ class SamplingRows:
         self.any_greedy = any(r.greedy for r in rows)
         self.penalised = any(r.repetition_penalty != 1.0 for r in rows)
         self.temperature = _numbers([r.temperature or 1.0 for r in rows], device)
-        self.is_greedy = torch.tensor([r.greedy for r in rows], device=device)
-        self.top_k = _column(rows, "top_k", 0, device)
+        self.drawn_at = torch.tensor([b for b, r in enumerate(rows) if not r.greedy], dtype=torch.int64, device=device)
+        self.top_k = _column(rows, "top_k", 0, device, torch.int64)
         self.top_p = _column(rows, "top_p", 1.0, device)
         self.min_p = _column(rows, "min_p", 0.0, device)
         self.penalty = _numbers([r.repetition_penalty for r in rows], device)
@@ -51,14 +67,22 @@ class SamplingRows:
         return SamplingRows([replace(r, repetition_penalty=1.0) for r in self.rows], self._device)
 
 
-def _column(rows: Sequence[Sampling], name: str, off: float, device: torch.device) -> Tensor | None:
+    @cached_property
+    def drawn(self) -> "SamplingRows":
+        """Only the rows that are not greedy, those of `drawn_at`."""
+        return SamplingRows([r for r in self.rows if not r.greedy], self._device)
+
+
+def _column(
+    rows: Sequence[Sampling], name: str, off: float, device: torch.device, dtype: torch.dtype = torch.float64
+) -> Tensor | None:
     values = [getattr(r, name) for r in rows]
-    return None if all(v == off for v in values) else _numbers(values, device)
+    return None if all(v == off for v in values) else _numbers(values, device, dtype)
 
 
-def _numbers(values: Sequence[float], device: torch.device) -> Tensor:
-    """[B], floats in float64: 0.7 in float32 would not be 0.7 for float64 logits."""
-    return torch.tensor(values, dtype=torch.float64 if isinstance(values[0], float) else None, device=device)
+def _numbers(values: Sequence[float], device: torch.device, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[B]; in float64, as 0.7 in float32 would not be 0.7 for float64 logits."""
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 def penalise(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
@@ -87,10 +111,13 @@ def process(logits: Tensor, sampling: Sampling | SamplingRows, seen: Tensor | No
         logits = penalise(logits, seen, sampling.penalty)
     if sampling.greedy:
         return _one_hot(logits)
-    probs = torch.softmax(_truncate(logits / sampling.temperature[:, None, None].to(logits), sampling), -1)
-    if sampling.any_greedy:
-        probs = torch.where(sampling.is_greedy[:, None, None], _one_hot(logits), probs)
-    return probs
+    if not sampling.any_greedy:
+        return _softened(logits, sampling)
+    return _one_hot(logits).index_copy_(0, sampling.drawn_at, _softened(logits[sampling.drawn_at], sampling.drawn))
+
+
+def _softened(logits: Tensor, sampling: SamplingRows) -> Tensor:
+    return torch.softmax(_truncate(logits / sampling.temperature[:, None, None].to(logits), sampling), -1)
 
 
 def _one_hot(logits: Tensor) -> Tensor:
@@ -121,14 +148,27 @@ def _truncate(logits: Tensor, sampling: SamplingRows) -> Tensor:
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     """One id from each distribution by inverse CDF in float64. probs [...,V]; uniforms [...] in [0,1) -> ids [...].
 
-    Probabilities need not sum to one exactly: the CDF is scaled by its last entry. Ids of probability zero are
-    never drawn.
+    Two levels, first the block of ids and then the id in it: a running sum over all V is the dearest part of
+    sampling. Probabilities need not sum to one exactly: the CDF is scaled by its last entry. Ids of probability zero
+    are never drawn.
     """
-    cdf = probs.double().cumsum(-1)
-    target = uniforms.double()[..., None] * cdf[..., -1:]
-    ids = torch.searchsorted(cdf, target, right=True).squeeze(-1)
-    last = probs.shape[-1] - 1 - (probs.flip(-1) > 0).to(torch.uint8).argmax(-1)  # last id with mass
-    return torch.minimum(ids, last)
+    blocks = F.pad(probs, (0, -probs.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))  # [..., V/BLOCK, BLOCK]
+    cdf = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    block, left = _invert(cdf, uniforms.double() * cdf[..., -1])
+    at = block[..., None, None].expand(*block.shape, 1, BLOCK)
+    inside, _ = _invert(blocks.gather(-2, at).squeeze(-2).double().cumsum(-1), left)
+    return block * BLOCK + inside
+
+
+def _invert(cdf: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """First index whose running sum [...,N] exceeds target [...], and what of the target lies inside it.
+
+    Rounding can put the target at or beyond the end: then the last index that adds something.
+    """
+    index = torch.searchsorted(cdf, target[..., None].contiguous(), right=True)
+    index = torch.minimum(index, torch.searchsorted(cdf, cdf[..., -1:].contiguous()))
+    before = F.pad(cdf, (1, 0))[..., :-1].gather(-1, index)
+    return index.squeeze(-1), target - before.squeeze(-1)
 
 
 def uniforms(shape: Sequence[int], generator: torch.Generator, device: torch.device) -> Tensor:

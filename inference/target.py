@@ -13,8 +13,7 @@ from conf.errors import UserError
 
 from .cache import SlotCache
 from .text import Text
-
-SLOT_TYPES = {"full_attention", "sliding_attention"}
+from .traits import context_of, layer_windows, logit_scale
 
 
 @dataclass(frozen=True)
@@ -23,6 +22,10 @@ class Hidden:
 
     last: Tensor
     taps: tuple[Tensor, ...] = ()
+
+    def expand(self, rows: int) -> "Hidden":
+        """One row seen as `rows` equal ones."""
+        return Hidden(self.last.expand(rows, -1, -1), tuple(tap.expand(rows, -1, -1) for tap in self.taps))
 
 
 class Target:
@@ -45,10 +48,11 @@ class Target:
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.layers = _decoder_layers(self.base, self.num_layers)
-        self.windows = layer_windows(config)
+        self.windows = layer_windows(config, f"target {name}")
+        self.context = context_of(config)
         self._cache_key = _cache_keyword(self.base)
         self._cap = getattr(config, "final_logit_softcapping", None)
-        self._scale = _logit_scale(config)
+        self._scale = logit_scale(config)
         self._check_runs()
 
     @property
@@ -139,26 +143,34 @@ class Target:
         return masks if len(masks) > 1 else next(iter(masks.values()))
 
     def _check_runs(self) -> None:
-        """The model itself is asked, on three tokens: its head must be what `head` computes, and it must go on from
-        a SlotCache (models that make their own biases from a 2-D mask, as for ALiBi, may not).
+        """The model itself is asked, on four tokens: its head must be what `head` computes, and it must go on from
+        a SlotCache with rows of different length (models that make their own biases from a 2-D mask, as for ALiBi,
+        may not).
         """
-        ids = torch.arange(3, device=self.device)[None] % self.vocab_size
+        ids = torch.arange(4, device=self.device)[None] % self.vocab_size
         with torch.inference_mode():
             own = self.model(input_ids=ids, use_cache=False).logits
-            read = self.head(self.read(ids, torch.tensor([3])).last)
+            if not bool(own.isfinite().all()):
+                reason = f"its weights are damaged, or {str(self.dtype).removeprefix('torch.')} is too narrow for it"
+                raise UserError(f"target {self.name}: its logits hold NaN or Inf; {reason}")
+            read = self.head(self.read(ids, torch.tensor([4])).last)
             try:
                 cached = self.head(self._in_two_parts(ids))
             except (RuntimeError, ValueError, TypeError) as error:
                 raise UserError(f"target {self.name} can't run on a cache with slots: {error}") from error
-        for logits, what in ((read, "head(final hidden state)"), (cached, "the same with a cache with slots")):
-            if not _close(own, logits):
+        ends = torch.cat([own[:, 2:], own[:, 1:3]])
+        for wanted, logits, what in (
+            (own, read, "head(final hidden state)"), (ends, cached, "the same with a cache with slots"),
+        ):  # fmt: skip
+            if not _close(wanted, logits):
                 raise UserError(f"target {self.name}: its logits are not {what}; such models are not supported")
 
     def _in_two_parts(self, ids: Tensor) -> Tensor:
-        cache = self.new_cache(1)
-        first = self.forward(ids[:, :2], cache).last
-        cache.advance([2])
-        return torch.cat([first, self.forward(ids[:, 2:], cache).last], 1)
+        """Hidden states [2,2,H]: ids 2 and 3 after the first two, ids 1 and 2 after the first, in one batch."""
+        cache = self.new_cache(2)
+        self.forward(ids[:, :2].expand(2, -1), cache)
+        cache.advance([2, 1])
+        return self.forward(torch.cat([ids[:, 2:], ids[:, 1:3]]), cache).last
 
 
 def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.dtype) -> Tensor:
@@ -178,21 +190,6 @@ def causal_spans(positions: Tensor, window: int | None) -> Tensor:
     return torch.stack([first, positions + 1], -1)
 
 
-def layer_windows(config: Any) -> dict[str, int | None]:
-    """Layer type -> sliding window (None: full). Raises UserError for layers that keep a recurrent state."""
-    types = getattr(config, "layer_types", None)
-    window = getattr(config, "sliding_window", None)
-    if types is None:
-        return {"sliding_attention": window} if window is not None else {"full_attention": None}
-    unknown = sorted(set(types) - SLOT_TYPES)
-    if unknown:
-        raise UserError(
-            f"target layers of type {', '.join(unknown)} ({config.model_type}) can't be rolled back or masked by "
-            "slots; choose a target whose layers are full or sliding-window attention"
-        )
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
-
-
 def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:
     for module in base.modules():
         if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -209,11 +206,6 @@ def _close(a: Tensor, b: Tensor) -> bool:
 def _cache_keyword(base: nn.Module) -> str:
     names = inspect.signature(base.forward).parameters
     return "cache" if "cache" in names else "past_key_values"
-
-
-def _logit_scale(config: Any) -> float:
-    scaling = getattr(config, "logits_scaling", None)  # Granite divides, Cohere multiplies
-    return 1.0 / scaling if scaling else float(getattr(config, "logit_scale", None) or 1.0)
 
 
 def _config_eos(model: PreTrainedModel) -> frozenset[int]:

@@ -1,4 +1,4 @@
-"""Text and token ids: tokenizer, chat template (its only home), streaming detokenisation, stop strings.
+"""Text and token ids: tokenizer and chat template (its only home); stream.py has text that comes bit by bit.
 
 Knows nothing about tensors. Ids that a model emitted are never turned into text and back.
 """
@@ -55,7 +55,7 @@ class Text:
         where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder_or_id, **where)
-        except (OSError, ValueError, KeyError, ImportError) as error:
+        except Exception as error:  # damaged files fail in many ways, tokenizers' own with a bare Exception
             reason = " ".join(str(error).split())[:300]
             raise UserError(f"no tokenizer could be loaded from {folder_or_id}: {reason}") from error
         return cls(tokenizer, folder_or_id, _find_eos(folder_or_id, tokenizer, where), template_kwargs)
@@ -162,7 +162,7 @@ class Text:
                     **self.template_kwargs,
                 )
             )
-        except jinja2.TemplateError as error:
+        except (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError) as error:
             roles = ", ".join(str(message.get("role")) for message in messages)
             raise UserError(
                 f"the chat template of {self.name} refuses the conversation ({roles}): {error}"
@@ -174,85 +174,22 @@ def same_tokenizer(a: Text, b: Text) -> bool:
     return a.tokenizer_digest == b.tokenizer_digest
 
 
-class Detokenizer:
-    """Text of ids that arrive bit by bit: all that `push` and `flush` return is `text.decode` of all ids."""
-
-    def __init__(self, text: Text) -> None:
-        self._text = text
-        self._ids: list[int] = []  # a window: the piece told last, for its spaces, and what is not told yet
-        self._told = 0  # how many ids of the window are told
-        self.pending = ""  # decoded but not final: it ends inside a character
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that became final with `ids`; nothing while the last character lacks bytes."""
-        self._ids.extend(ids)
-        self.pending = self._fresh()
-        if not self.pending or self.pending.endswith("\ufffd"):
-            return ""
-        return self._tell()
-
-    def flush(self) -> str:
-        """Whatever is left at the end, an unfinished character as U+FFFD."""
-        return self._tell()
-
-    def _fresh(self) -> str:
-        told = self._text.decode(self._ids[: self._told])
-        return self._text.decode(self._ids)[len(told) :]
-
-    def _tell(self) -> str:
-        fresh, self.pending = self.pending, ""
-        self._ids = self._ids[self._told :]
-        self._told = len(self._ids)
-        return fresh
-
-
-class StopChecker:
-    """Watches one response for stop strings, also ones that span tokens."""
-
-    def __init__(self, text: Text, strings: Sequence[str]) -> None:
-        """Raises UserError for an empty string, which would stop everything."""
-        if not all(strings):
-            raise UserError("a stop string is empty; leave it out, or give it at least one character")
-        special = set(text.tokenizer.all_special_tokens)
-        self._strings = tuple(strings)
-        # Special tokens have no text once decoded, so they are known by id.
-        self._ids = {text.tokenizer.convert_tokens_to_ids(s) for s in strings if s in special}
-        self._detokenizer = Detokenizer(text)
-        self._final = ""
-        self._searched = 0  # no stop string starts before this character
-        self._cut: int | None = None
-
-    @property
-    def text(self) -> str:
-        """The text so far, cut before the first stop string."""
-        return (self._final + self._detokenizer.pending)[: self._cut]
-
-    def push(self, token_id: int) -> bool:
-        """Add the next token; True when a stop string is complete with it (and ever after)."""
-        if self._cut is not None:
-            return True
-        self._final += self._detokenizer.push([token_id])
-        # Bytes of an unfinished character can't be part of a match, what stands before them can.
-        sure = self._final + self._detokenizer.pending.rstrip("\ufffd")
-        found = [at for s in self._strings if (at := sure.find(s, self._searched)) >= 0]
-        if found or token_id in self._ids:
-            self._cut = min(found, default=len(sure))
-        self._searched = max(0, len(sure) - max(map(len, self._strings), default=1) + 1)
-        return self._cut is not None
-
-
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
 def _find_eos(folder_or_id: str, tokenizer: PreTrainedTokenizerBase, where: dict[str, Any]) -> set[int]:
-    """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter."""
+    """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter.
+
+    Raises UserError for a damaged generation_config.json: without its ids a response would not end.
+    """
     found = _ids(tokenizer.eos_token_id)
     try:
-        generation = GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"])
-        declared = _ids(generation.eos_token_id)
-    except OSError:
-        declared = set()
+        declared = _ids(GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"]).eos_token_id)
+    except (OSError, TypeError, ValueError) as error:
+        if not isinstance(error, OSError) or isinstance(error.__context__, ValueError):
+            raise UserError(f"generation_config.json of {folder_or_id}: {' '.join(str(error).split())}") from error
+        declared = set()  # there is none
     if not declared:
         declared = _config_eos(folder_or_id, where)
     return found | declared
@@ -269,4 +206,7 @@ def _config_eos(folder_or_id: str, where: dict[str, Any]) -> set[int]:
 def _ids(value: int | list[int] | None) -> set[int]:
     if value is None:
         return set()
-    return {value} if isinstance(value, int) else set(value)
+    ids = {value} if isinstance(value, int) else set(value)
+    if not all(isinstance(i, int) for i in ids):
+        raise ValueError(f"eos_token_id = {value!r} is not a number or a list of numbers")
+    return ids

@@ -1,9 +1,11 @@
 """Checkpoints: safetensors and json in `checkpoints/step-N/`, there whole or not at all.
 
 Everything that decides the next step is in them: trained weights and buffers, optimiser, random generators, place in
-the data. The rate of a step follows from its number, so there is no scheduler state.
+the data. The rate of a step follows from its number, so there is no scheduler state. Which one is the best follows
+from the validations in the newest one's state: a file of its own could contradict it after a kill.
 """
 
+import hashlib
 import json
 import shutil
 from collections.abc import Sequence
@@ -19,8 +21,7 @@ from conf.digest import file_digest
 from conf.errors import UserError
 from data.files import fsync_folder, write_whole
 
-STATE = "state.json"
-BEST = "best.json"
+STATE, WEIGHTS, OPTIMIZER = "state.json", "drafter.safetensors", "optimizer.safetensors"
 TEMPORARY = ".writing-"
 
 
@@ -61,14 +62,11 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.folder / f"step-{step}"
 
-    def best(self) -> dict[str, Any] | None:
-        """best.json: step and what its validation measured; None before the first validation."""
-        path = self.folder / BEST
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    def set_best(self, validation: dict[str, Any]) -> None:
-        """Name the best checkpoint so far. Raises UserError on a full disk."""
-        self._write({BEST: json.dumps(validation, indent=1).encode()}, self.folder)
+    def best(self, validations: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+        """The validation with the highest live τ of the trained checkpoints on disk; the earlier one on a tie."""
+        here = self.steps()
+        trained = [v for v in validations if v["step"] > 0 and v["step"] in here]
+        return max(trained, key=lambda v: (v["tau"], -v["step"]), default=None)
 
     def save(
         self,
@@ -81,20 +79,42 @@ class Checkpoints:
 
         Raises UserError when the disk is full; the checkpoints before this one stay as they are.
         """
-        contents = {
-            "drafter.safetensors": save(weights_of(module)),
-            "optimizer.safetensors": save(optimizer_tensors(optimizer)),
-            **{f"rng-{rank}.safetensors": save(rng) for rank, rng in enumerate(rngs)},
-        }
         final, temporary = self.path(state.step), self.folder / f"{TEMPORARY}{state.step}"
-        self._write(contents, temporary)
-        state.files = {name: file_digest(temporary / name) for name in contents}
-        self._write({STATE: json.dumps(asdict(state), indent=1).encode()}, temporary)
-        shutil.rmtree(final, ignore_errors=True)
-        temporary.rename(final)
-        fsync_folder(self.folder)
-        self.prune()
+        try:
+            if self._damage(state.step) is None:  # a signal had it saved: only its validation is new
+                state.files = self.state(state.step).files
+                write_whole(final / STATE, _json(state))
+            else:
+                self._write_anew(temporary, state, module, optimizer, rngs)
+                shutil.rmtree(final, ignore_errors=True)
+                temporary.rename(final)
+            fsync_folder(self.folder)
+        except OSError as error:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise UserError(
+                f"the checkpoint can't be written to {self.folder} ({error.strerror}); {self.last_good()}: free some "
+                "space (or lower checkpoint.keep, or raise that limit) and run the same command again to resume"
+            ) from error
+        self.prune(state)
         return final
+
+    def _write_anew(
+        self, folder: Path, state: TrainState, module: nn.Module, optimizer: torch.optim.Optimizer,
+        rngs: Sequence[dict[str, Tensor]],
+    ) -> None:  # fmt: skip
+        """The state goes last: a folder without it is no checkpoint. One file's content is in memory at a time."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state.files = {}
+
+        def put(name: str, content: bytes) -> None:
+            write_whole(folder / name, content)
+            state.files[name] = hashlib.sha256(content).hexdigest()
+
+        put(WEIGHTS, save(weights_of(module)))
+        put(OPTIMIZER, save(optimizer_tensors(optimizer)))
+        for rank, rng in enumerate(rngs):
+            put(f"rng-{rank}.safetensors", save(rng))
+        write_whole(folder / STATE, _json(state))
 
     def latest(self) -> TrainState | None:
         """The newest checkpoint whose files are whole; a damaged one is passed over, and said so."""
@@ -110,8 +130,16 @@ class Checkpoints:
         return TrainState(**json.loads((self.path(step) / STATE).read_text()))
 
     def load_weights(self, step: int, module: nn.Module) -> None:
-        """Put a checkpoint's weights into `module`. Raises UserError naming the first tensor that does not fit."""
-        stored = load_file(self.path(step) / "drafter.safetensors")
+        """Put a checkpoint's weights into `module`.
+
+        Raises UserError: the file is not the one that was written; the first tensor that does not fit, by name.
+        """
+        path = self.path(step) / WEIGHTS
+        if not path.is_file() or file_digest(path) != self.state(step).files[WEIGHTS]:
+            raise UserError(
+                f"{path} is damaged: remove {self.path(step)} and run the same command again to go on without it"
+            )
+        stored = load_file(path)
         own = _own_tensors(module)
         for name in sorted(stored.keys() | own.keys()):
             if name not in own or name not in stored or stored[name].shape != own[name].shape:
@@ -123,16 +151,16 @@ class Checkpoints:
     def load(self, step: int, module: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> dict[str, Tensor]:
         """Restore weights and optimiser; returns this rank's random states, to be set last."""
         self.load_weights(step, module)
-        set_optimizer_tensors(optimizer, load_file(self.path(step) / "optimizer.safetensors"))
+        set_optimizer_tensors(optimizer, load_file(self.path(step) / OPTIMIZER))
         return load_file(self.path(step) / f"rng-{rank}.safetensors")
 
-    def prune(self) -> None:
-        """Drop all but the last `keep` and the best, and what a killed run left half-written."""
-        best = self.best()
-        keep = {*self.steps()[-self.keep :], *([best["step"]] if best else [])}
-        for step in self.steps():
-            if step not in keep:
-                shutil.rmtree(self.path(step), ignore_errors=True)
+    def prune(self, state: TrainState) -> None:
+        """Drop all but the last `keep` and the best: older ones, later ones that were found damaged, and what a killed
+        run left half-written."""
+        best = self.best(state.validations)
+        last = [step for step in self.steps() if step <= state.step][-self.keep :]
+        for step in set(self.steps()) - {*last, *([best["step"]] if best else [])}:
+            shutil.rmtree(self.path(step), ignore_errors=True)
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)
 
@@ -142,28 +170,16 @@ class Checkpoints:
         return f"the last good checkpoint is {self.path(steps[-1])}" if steps else "no checkpoint was written yet"
 
     def _damage(self, step: int) -> str | None:
+        """The first file of a checkpoint that is not as it was written."""
         try:
             files = self.state(step).files
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, OSError):
             return STATE
         for name, digest in files.items():
             path = self.path(step) / name
             if not path.is_file() or file_digest(path) != digest:
                 return name
         return None
-
-    def _write(self, contents: dict[str, bytes], folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            for name, content in contents.items():
-                write_whole(folder / name, content)
-        except OSError as error:
-            if folder != self.folder:
-                shutil.rmtree(folder, ignore_errors=True)
-            raise UserError(
-                f"the checkpoint can't be written to {self.folder} ({error.strerror}); {self.last_good()}: "
-                "free some space (or lower checkpoint.keep) and run the same command again to resume"
-            ) from error
 
 
 def weights_of(module: nn.Module) -> dict[str, Tensor]:
@@ -219,6 +235,10 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = json.loads(json.dumps(value))
     return flat
+
+
+def _json(state: TrainState) -> bytes:
+    return json.dumps(asdict(state), indent=1).encode()
 
 
 def _short(value: Any) -> str:

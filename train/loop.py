@@ -140,10 +140,6 @@ class Trainer:
         rngs = gather_object([rng_state()])
         if self.main:
             self.checkpoints.save(self.state, self.drafter, self.distillation.optimizer, rngs)
-            best = best_validation(self.state.validations)
-            if best is not None:
-                self.checkpoints.set_best(best)
-                self.checkpoints.prune()
         self.accelerator.wait_for_everyone()
 
     def _resume(self) -> int | None:
@@ -159,6 +155,7 @@ class Trainer:
         self.loader.state = LoaderState(**state.loader)
         set_rng_state(rng)
         if self.main:
+            self.checkpoints.prune(state)  # a kill may have come between a checkpoint and this
             print(f"resuming after step {state.step} from {self.checkpoints.path(state.step)}", flush=True)
         return state.step
 
@@ -196,9 +193,3 @@ class Trainer:
 def validation_steps(total: int, count: int) -> set[int]:
     """Step 0 (the untrained drafter), then `count` equal distances, the last at the end."""
     return {0} | {max(1, round(total * i / count)) for i in range(1, count + 1)}
-
-
-def best_validation(validations: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The trained checkpoint with the highest live τ; the earlier one on a tie."""
-    trained = [v for v in validations if v["step"] > 0]
-    return max(trained, key=lambda v: (v["tau"], -v["step"])) if trained else None

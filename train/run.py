@@ -1,11 +1,11 @@
 """The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor
 
@@ -17,14 +17,16 @@ from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
 from inference.artifact import CONFIG, load_drafter, save_drafter
+from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
-from inference.load import device_of, load_target, precheck
+from inference.load import device_memory, device_of, load_target, precheck
 from inference.target import Target
 
 from .checkpoint import flatten
+from .lookup import tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
-from .validate import Validator
+from .validate import Validator, choose_requests, plain_answers
 from .vocab import choose_vocab
 
 LABELS = ("id", "revision")  # of a target: names for people, the digests decide
@@ -45,11 +47,14 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights is ready at once."""
+    """A drafter without weights: only its lookup is chosen."""
     record(cfg, path)
     with timed(path, "train") as figures:
-        figures |= {"steps": 0, "best": None}
-        save_drafter(path / "drafter", build(cfg.drafter, target), cfg.drafter, target)
+        drafter = build(cfg.drafter, target)
+        answers = plain_answers(target, choose_requests(cfg, target)) if cfg.drafter.tune_lookup else []
+        drafter_cfg, lookup = tuned(cfg.drafter, drafter, target, answers)
+        figures |= {"steps": 0, "best": None, "lookup": lookup}
+        save_drafter(path / "drafter", drafter, drafter_cfg, target, {"lookup": lookup} if lookup else None)
 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
@@ -69,18 +74,23 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         drafter, drafter_cfg = make_drafter(cfg, target, store)
         loader = make_loader(cfg, store, target, accelerator)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
-        trainer.train(lambda: Validator(cfg, target))
+        validator = cache(lambda: Validator(cfg, target))
+        trainer.train(validator)
         if accelerator.is_main_process:
-            figures |= finish(trainer, drafter_cfg)
+            figures |= finish(trainer, drafter_cfg, validator().plain)
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`; the figures of timing/train.json."""
-    best, state = trainer.checkpoints.best(), trainer.state
+def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
+    """Put the best checkpoint's weights into `drafter/`, its lookup tuned on plain answers; the figures of
+    timing/train.json."""
+    state = trainer.state
+    best = trainer.checkpoints.best(state.validations)
     assert best is not None, "the last step is always validated"
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
+    target = trainer.distillation.target
+    cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
     figures = {
         "config_digest": digest_of(state.identity),
         "steps": state.step,
@@ -88,12 +98,34 @@ def finish(trainer: Trainer, cfg: DrafterConfig) -> dict[str, Any]:
         "positions_per_s": state.positions / state.step_seconds,
         "untrained_tau": untrained,
         "best": best,
+        "lookup": lookup,
     }
-    target = trainer.distillation.target
-    save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, {"training": figures})
+    training = {**figures, **provenance(trainer)}
+    save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
     return {**figures, "earlier_s": trainer.earlier_seconds}
+
+
+def provenance(trainer: Trainer) -> dict[str, Any]:
+    """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
+    cfg, store = trainer.cfg, trainer.loader.store
+    ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
+    return {
+        "objective": plain(cfg.objective),
+        "optim": plain(cfg.optim),
+        "seed": cfg.seed,
+        "data": store.settings.get("data", {}),
+        "store": {
+            "rows": store.num_rows,
+            "response_tokens": store.num_response_tokens,
+            "seconds": round(store.seconds, 2),
+            "sources": store.settings.get("sources", {}),
+        },
+        "seconds": round(trainer.state.seconds, 2),
+        "git_revision": ours.get("git_revision"),
+        "versions": ours.get("versions"),
+    }
 
 
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
@@ -112,6 +144,7 @@ def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) 
             "optim": plain(cfg.optim),
             "checkpoint.validations": cfg.checkpoint.validations,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
+            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
             "launcher.num_processes": world,
             "seed": cfg.seed,
         }
@@ -164,5 +197,4 @@ def measured(path: Path, accelerator: Accelerator) -> Iterator[dict[str, Any]]:
         return
     with timed(path, "train") as figures:
         yield figures
-        if accelerator.device.type == "cuda":
-            figures["cuda_peak_bytes"] = torch.cuda.max_memory_allocated()
+        figures |= device_memory(accelerator.device)

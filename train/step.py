@@ -1,8 +1,8 @@
 """One distillation step: draft, compare, step.
 
-The [B,A,K,D] comparison runs in chunks of anchors, each with its own backward into the logits' gradient, so that the
-peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and divided
-once by the global count (weights.py).
+The [B,A,K,D] comparison runs in chunks of rows and anchors, each with its own backward into the logits' gradient, so
+that the peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and
+divided once by the global count (weights.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ from inference.target import Target
 from .objectives import Comparison, Teacher, defined, objective
 from .optim import learning_rate, set_learning_rate
 from .teacher import Norms, TargetTeacher, shifted
-from .weights import Supervision, supervise, weighted_sum
+from .weights import Part, Supervision, supervise, weighted_sum
 
-CHUNK_BYTES = 48 * 2**20  # of one float32 tensor [B, a, K, D]
+CHUNK_BYTES = 48 * 2**20  # of one tensor [b, a, K, D] that is computed with (float32, or float64)
 
 
 class NotFinite(UserError):
@@ -109,21 +109,21 @@ class Distillation:
     def _accumulate(self, batch: Batch, sums: Sums) -> None:
         """Draft, compare and backward one micro-batch; adds to gradients and `sums`."""
         stored = batch.hidden is not None
-        batch = batch if stored else with_hidden(self.target, batch)
+        batch = with_hidden(self.target, batch, self.drafter.taps)
         norms = self.teacher.norms(batch, remember=stored)
         logits = self.view(batch)  # [B, A, K, D]
         gradient = torch.empty_like(logits)
         supervision = self._supervision(batch, norms)
-        for anchors in anchor_chunks(logits):
-            part = logits[:, anchors].detach().requires_grad_()
-            teacher = self.teacher.at(batch, norms, anchors, logits.shape[2])
-            comparison = Comparison(part, teacher)
-            loss = objective(comparison, self.objective)  # [B, a, K]
-            total = weighted_sum(loss, comparison, supervision, anchors, self.objective)
+        for part in chunks(logits):
+            chunk = logits[part].detach().requires_grad_()  # [b, a, K, D]
+            teacher = self.teacher.at(batch, norms, part, logits.shape[2])
+            comparison = Comparison(chunk, teacher)
+            loss = objective(comparison, self.objective)  # [b, a, K]
+            total = weighted_sum(loss, comparison, supervision, part, self.objective)
             if not torch.isfinite(total):
-                raise self._not_finite(batch, teacher, part, loss)
-            gradient[:, anchors] = torch.autograd.grad(total, part)[0]
-            count_positions(sums, comparison, loss.detach(), supervision.mask[:, anchors])
+                raise self._not_finite(batch, teacher, chunk, loss)
+            gradient[part] = torch.autograd.grad(total, chunk)[0]
+            count_positions(sums, comparison, loss.detach(), supervision.mask[part])
             sums.reduced[0] += total.detach()
         sums.reduced[1] += supervision.count
         logits.backward(gradient)
@@ -158,12 +158,15 @@ class Distillation:
         return NotFinite(_refusal(first_not_finite(tensors) or "the summed loss"))
 
 
-def anchor_chunks(logits: Tensor) -> Iterator[slice]:
-    """Slices of A such that one float32 tensor [B, a, K, D] stays below CHUNK_BYTES (at least one anchor)."""
+def chunks(logits: Tensor) -> Iterator[Part]:
+    """Slices of B and A such that a tensor [b, a, K, D] stays below CHUNK_BYTES (at least one anchor of one row)."""
     rows, anchors, steps, size = logits.shape
-    width = max(1, CHUNK_BYTES // (4 * rows * steps * size))
-    for start in range(0, anchors, width):
-        yield slice(start, min(start + width, anchors))
+    fit = max(1, CHUNK_BYTES // (max(4, logits.element_size()) * steps * size))
+    height = min(rows, fit)
+    width = fit // height
+    for top in range(0, rows, height):
+        for start in range(0, anchors, width):
+            yield slice(top, min(top + height, rows)), slice(start, min(start + width, anchors))
 
 
 @torch.no_grad()

@@ -15,8 +15,9 @@ from inference.batch import Batch
 from inference.target import Target
 
 from .objectives import OUTSIDE, Teacher
+from .weights import Part
 
-HEAD_BYTES = 128 * 2**20  # of one float32 tensor [rows, V] while the normalisers are computed
+HEAD_BYTES = 128 * 2**20  # of one tensor [rows, V] (float32, or float64) while the normalisers are computed
 
 
 @dataclass(frozen=True)
@@ -59,26 +60,28 @@ class TargetTeacher:
         return Norms(log_norm, self.places[argmax], self.places[batch.response])
 
     @torch.no_grad()
-    def at(self, batch: Batch, norms: Norms, anchors: slice, steps: int) -> Teacher:
-        """Teacher of shape [B, a, K] for a slice of anchors: entry (b, a, k) stands at response index a + 1 + k.
+    def at(self, batch: Batch, norms: Norms, part: Part, steps: int) -> Teacher:
+        """Teacher of shape [b, a, K] for a slice of rows and one of anchors: entry (b, a, k) stands at response index
+        a + 1 + k.
 
         The head runs once for each response index; the K shifts are views. Entries beyond a row's response are
         meaningless: mask them (Batch.supervised).
         """
         assert batch.hidden is not None, "fill batch.hidden first"
+        rows, anchors = part
         span = slice(anchors.start + 1, anchors.stop + steps)
-        logits = self._head(batch.hidden[:, span])  # [B, n, D]
-        log_p = logits - norms.log_norm[:, span, None]
+        logits = self._head(batch.hidden[rows, span])  # [b, n, D]
+        log_p = logits - norms.log_norm[rows, span, None]
         missing = span.stop - span.start - log_p.shape[1]
         return Teacher(
             F.pad(log_p, (0, 0, 0, missing)).unfold(1, steps, 1).movedim(-1, -2),
-            shifted(norms.argmax, steps)[:, anchors],
-            shifted(norms.tokens, steps)[:, anchors],
+            shifted(norms.argmax, steps)[part],
+            shifted(norms.tokens, steps)[part],
         )
 
     def _norms_of(self, hidden: Tensor) -> Tensor:
         """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""
-        chunk = max(1, HEAD_BYTES // (4 * self.target.vocab_size))
+        chunk = max(1, HEAD_BYTES // (max(4, hidden.element_size()) * self.target.vocab_size))
         return torch.cat([self._norms_of_chunk(part) for part in torch.split(hidden, chunk)], dim=1)
 
     def _norms_of_chunk(self, hidden: Tensor) -> Tensor:

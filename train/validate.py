@@ -15,12 +15,12 @@ from inference.batch import Batch, make_batch
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
 from inference.drafters.hybrid import HybridDrafter
-from inference.parity import check_parity
+from inference.parity import check_parity, with_hidden
 from inference.target import Target
 
 from .objectives import Comparison
 from .progress import decimals
-from .step import Sums, count_positions
+from .step import Sums, chunks, count_positions
 from .teacher import TargetTeacher
 
 PARITY_PROMPTS = 3  # decoded one by one
@@ -62,10 +62,10 @@ class Validator:
         """Raises UserError when no choosing prompt has an answer of two tokens or more."""
         self.cfg, self.target = cfg, target
         self.requests = choose_requests(cfg, target)
-        plain = Decoder(target, None, batch=len(self.requests), keep_hidden=True).generate(self.requests)
-        self.answers = [result.tokens for result in plain]
-        self.batches = held_out_batches(plain)
-        drafted = [r.request.prompt for r in plain if len(r.tokens) >= 2]
+        self.plain = plain_answers(target, self.requests)
+        self.answers = [result.tokens for result in self.plain]
+        self.batches = held_out_batches(self.plain)
+        drafted = [r.request.prompt for r in self.plain if len(r.tokens) >= 2]
         self.parity_prompts = drafted[:PARITY_PROMPTS]
 
     def validate(self, step: int, drafter: Drafter) -> Validation:
@@ -109,13 +109,13 @@ class Validator:
         sums = Sums.zeros(drafter.num_steps, self.target.device)
         chains = torch.zeros(2, drafter.num_steps, device=self.target.device)
         for batch in self.batches:
-            batch = batch.to(self.target.device)
+            batch = with_hidden(self.target, batch.to(self.target.device), drafter.taps)
             logits = drafter.train_logits(batch)
-            span = slice(0, logits.shape[1])
-            comparison = Comparison(logits, teacher.at(batch, teacher.norms(batch), span, logits.shape[2]))
-            mask = batch.supervised(logits.shape[2])
-            count_positions(sums, comparison, -comparison.log_alpha, mask)
-            chains += conditional_counts(comparison.agreement, mask)
+            norms, mask = teacher.norms(batch), batch.supervised(logits.shape[2])
+            for part in chunks(logits):
+                comparison = Comparison(logits[part], teacher.at(batch, norms, part, logits.shape[2]))
+                count_positions(sums, comparison, -comparison.log_alpha, mask[part])
+                chains += conditional_counts(comparison.agreement, mask[part])
         return sums, (chains[1] / chains[0].clamp(min=1)).tolist()
 
 
@@ -139,6 +139,11 @@ def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:
         Request(list(prompts[p]), p.digest, cfg.checkpoint.choose_tokens, meta=p.category)
         for p in stratified(fitting, cfg.checkpoint.choose_prompts, seed=0)
     ]
+
+
+def plain_answers(target: Target, requests: Sequence[Request]) -> list[Result]:
+    """The target's own greedy answers, hidden states kept."""
+    return Decoder(target, None, batch=len(requests), keep_hidden=True).generate(requests)
 
 
 def held_out_batches(results: Sequence[Result]) -> list[Batch]:

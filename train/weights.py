@@ -15,6 +15,8 @@ from conf.schema import Normalise, ObjectiveConfig, PositionWeights
 
 from .objectives import Comparison
 
+Part = tuple[slice, slice]  # rows and anchors of a tensor [B, A, ...]
+
 
 @dataclass(frozen=True)
 class Supervision:
@@ -54,9 +56,9 @@ def _dpace(c: Comparison, mask: Tensor) -> Tensor:
     return reached.flip(-1).cumsum(dim=-1).flip(-1)
 
 
-def weighted_sum(loss: Tensor, c: Comparison, supervision: Supervision, anchors: slice, cfg: ObjectiveConfig) -> Tensor:
-    """sum s_b w_k l over the supervised positions of `anchors`; loss [B, a, K] -> scalar, not yet divided by N."""
-    mask = supervision.mask[:, anchors]
+def weighted_sum(loss: Tensor, c: Comparison, supervision: Supervision, part: Part, cfg: ObjectiveConfig) -> Tensor:
+    """sum s_b w_k l over the supervised positions of `part`; loss [b, a, K] -> scalar, not yet divided by N."""
+    mask = supervision.mask[part]
     weights = position_weights(cfg.position_weights, c, mask)
     kept = torch.where(mask, loss * weights, torch.zeros_like(loss))
-    return (kept.sum(dim=(1, 2)) * supervision.scale.to(loss.dtype)).sum()
+    return (kept.sum(dim=(1, 2)) * supervision.scale[part[0]].to(loss.dtype)).sum()

@@ -3,23 +3,24 @@
 from typing import cast
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
 
+from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
-from .base import Context, Draft, Drafter
+from ..traits import attention_of
+from .base import Context, Draft, Drafter, Features
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
-from .lm import LmDrafter, cut_from, trim_head
+from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "build", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "lookup", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -27,19 +28,24 @@ def needs_vocab(cfg: DrafterConfig) -> int:
     return 0 if isinstance(cfg, NgramConfig) else cfg.draft_vocab_size
 
 
-def build(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None) -> Drafter:
-    """A fresh drafter of cfg's kind on the target's device. vocab_ids [D]: its trimmed vocabulary.
+def build(
+    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None, saved: PretrainedConfig | None = None
+) -> Drafter:
+    """A fresh drafter of cfg's kind on the target's device. vocab_ids [D]: its trimmed vocabulary. saved: the
+    configuration of a saved LM, whose weights are loaded next; the model it was made from is not needed then.
 
     Raises ConfigError for sizes the target doesn't have, UserError for an LM with another tokenizer.
     """
     check_vocab(cfg, target, vocab_ids)
-    drafter = _trained_kind(cfg, target, vocab_ids)
+    drafter = _trained_kind(cfg, target, vocab_ids, saved)
     if cfg.lookup and not isinstance(drafter, NgramDrafter):
         drafter = HybridDrafter(drafter, cfg.min_match, cfg.max_match)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
 
 
-def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
+def _trained_kind(
+    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None
+) -> Drafter:
     match cfg:
         case NgramConfig():
             return NgramDrafter(cfg.min_match, cfg.max_match)
@@ -50,23 +56,28 @@ def _trained_kind(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) 
                 target, cfg.num_heads, cfg.num_layers, cfg.inner_size, cfg.share_steps, vocab_ids
             )
         case LmConfig():
-            return _build_lm(cfg, target, vocab_ids)
+            return _build_lm(cfg, target, vocab_ids, saved)
         case _:
             raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of ngram, medusa, hydra, lm")
 
 
-def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> Drafter:
-    if cfg.model is None:
+def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:
+    if cfg.model is None and saved is None:
         return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size, cfg.lora_rank)
-    check_tokenizer(cfg.model, target.text, target.name)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            cfg.model, dtype=target.dtype, use_safetensors=True
-        )
-    except (OSError, ValueError, SafetensorError) as error:
-        raise UserError(f"drafter.model {cfg.model} can't be loaded: {str(error).splitlines()[0]}") from error
-    cast(nn.Module, model).to(target.device)
+    if saved is not None:
+        attention = attention_of(saved) if cfg.model else target.model.config._attn_implementation
+        model = without_weights(saved, target, attention)
+    else:
+        model = _separate(str(cfg.model), target)
     return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg.lora_rank)
+
+
+def _separate(where: str, target: Target) -> PreTrainedModel:
+    """The small model in a folder or on the hub."""
+    name = f"drafter.model {where}"
+    check_tokenizer(where, target.text, target.name)
+    model = read_model(where, name, read_config(where, name), target.dtype)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(target.device))
 
 
 def check_tokenizer(model: str, text: Text, name: str) -> None:

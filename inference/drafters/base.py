@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows, draw, process, uniforms
@@ -41,12 +42,29 @@ class Context:
     live: list[bool]
 
 
+@dataclass
+class Features:
+    """What the target computed at positions that stay in its cache: the prompt's, then each round's kept ones.
+
+    tokens [r,N] and hidden [r,N,H] (after the final norm) at positions starts[i] .. starts[i] + counts[i] - 1 of
+    row i, and the drafter's taps [r,N,H] there; what lies past counts[i] is padding or a rejected draft.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    taps: tuple[Tensor, ...]
+    starts: Sequence[int]
+    counts: Sequence[int]
+
+
 class Drafter(nn.Module, ABC):
-    """A strategy with two verbs in the loop (`start`, `draft`) and one in training (`train_logits`)."""
+    """A strategy with verbs in the loop (`start`, `observe`, `draft`) and one in training (`train_logits`)."""
 
     kind: str
     trainable: bool = True
+    taps: tuple[int, ...] = ()  # the target's hidden_states it reads, at every position: see `observe`, Batch.taps
     num_steps: int  # K of train_logits
+    context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -63,6 +81,11 @@ class Drafter(nn.Module, ABC):
     def select(self, state: Any, rows: Sequence[int]) -> None:
         """Keep only `rows` of `state`, in this order."""
 
+    def observe(self, state: Any, rows: Sequence[int], features: Features) -> None:
+        """Take in what the target says about new positions of `rows`: after their prefill (the whole prompt) and
+        after every verification (the pending token and the accepted drafts), each position once and in order.
+        """
+
     @abstractmethod
     def draft(
         self, state: Any, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -75,6 +98,11 @@ class Drafter(nn.Module, ABC):
         distribution at response index a + 1 + k.
         """
         raise TypeError(f"a {self.kind} drafter is not trained")
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The configuration of the model that drafts, saved beside its weights; None for kinds that are no model."""
+        return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Trained tensors by name; what the target holds itself is left out."""

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, Features
 from .ngram import Indexes, padded
 
 
@@ -29,6 +30,7 @@ class HybridDrafter(Drafter):
         self.inner = inner
         self.kind = f"lookup+{inner.kind}"
         self.trainable, self.num_steps = inner.trainable, inner.num_steps
+        self.taps, self.context = inner.taps, inner.context
         self.min_match, self.max_match = min_match, max_match
 
     def start(self, batch: int) -> HybridState:
@@ -45,6 +47,10 @@ class HybridDrafter(Drafter):
         state.indexes.rows = [state.indexes.rows[r] for r in rows]
         self.inner.select(state.inner, rows)
 
+    def observe(self, state: HybridState, rows: Sequence[int], features: Features) -> None:
+        """Of every round, whoever drafted it."""
+        self.inner.observe(state.inner, rows, features)
+
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
@@ -58,6 +64,11 @@ class HybridDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """The inner drafter's."""
         return self.inner.train_logits(batch)
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """The inner drafter's."""
+        return self.inner.model_config
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError
 
@@ -40,6 +40,7 @@ class LmDrafter(Drafter):
     ) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
+        self.context = self.lm.context
         self.model: nn.Module = add_lora(model, lora_rank) if lora_rank else model.requires_grad_(True)
         self.target_vocab = target_vocab
 
@@ -81,6 +82,11 @@ class LmDrafter(Drafter):
         """[..., H] -> [..., D]; a model padded beyond the target's vocabulary is cut to it."""
         logits = self.lm.head(hidden)
         return logits if self.draft_ids is not None else logits[..., : self.target_vocab]
+
+    @property
+    def model_config(self) -> PretrainedConfig | None:
+        """Of the small model."""
+        return cast(PretrainedConfig, self.lm.model.config)
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The whole model; what is tied is stored once, under its first name."""
@@ -155,14 +161,17 @@ def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) ->
     config.num_hidden_layers = len(chosen)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[i] for i in chosen]
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, attn_implementation=config._attn_implementation
-    )
-    cast(nn.Module, model).to(device=target.device, dtype=target.dtype)
+    model = without_weights(config, target, config._attn_implementation)
     _copy_layers(target, model, chosen)
     if draft_ids is not None:
         trim_head(model, draft_ids)
     return model
+
+
+def without_weights(config: PretrainedConfig, target: Target, attention: str | None) -> PreTrainedModel:
+    """A model of `config` in the target's dtype on its device; its weights are to be filled in."""
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device=target.device, dtype=target.dtype))
 
 
 def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) -> None:

@@ -18,16 +18,32 @@ static inline vec exp_vec(vec x) {
     return p * (vec)bits;
 }
 
-static inline __attribute__((always_inline)) float dot(const float *a, const float *b, int64_t d) {
-    vec acc = (vec){0};
-    for (int64_t k = 0; k < d; k += LANES) acc = multiply_add(*(const vec *)(a + k), *(const vec *)(b + k), acc);
-    return total(acc);
+/* Products of a query with four keys. */
+static inline __attribute__((always_inline)) four dots(const float *q, const float *k[4], int64_t d) {
+    vec acc[4] = {(vec){0}, (vec){0}, (vec){0}, (vec){0}};
+    for (int64_t c = 0; c < d; c += LANES)
+        for (int j = 0; j < 4; j++) acc[j] = multiply_add(*(const vec *)(q + c), *(const vec *)(k[j] + c), acc[j]);
+    return totals(acc[0], acc[1], acc[2], acc[3]);
+}
+
+static float largest(const float *scores, int64_t count) {
+    float top = scores[0];
+    int64_t j = 0;
+    if (count >= LANES) {
+        vec tops = *(const vec *)scores;
+        for (; j + LANES <= count; j += LANES) {
+            vec s = *(const vec *)(scores + j);
+            tops = choose(s > tops, s, tops);
+        }
+        for (int i = 0; i < LANES; i++) top = tops[i] > top ? tops[i] : top;
+    }
+    for (; j < count; j++) top = scores[j] > top ? scores[j] : top;
+    return top;
 }
 
 /* scores[0..count) -> exp(score - max), and their sum. */
 static float soften(float *scores, int64_t count) {
-    float top = scores[0];
-    for (int64_t j = 1; j < count; j++) top = scores[j] > top ? scores[j] : top;
+    float top = largest(scores, count);
     vec sums = (vec){0};
     int64_t j = 0;
     for (; j + LANES <= count; j += LANES) {
@@ -45,7 +61,13 @@ static float soften(float *scores, int64_t count) {
 static void one_query(const float *q, const float *k, const float *v, float *out, float *scores, int64_t first,
                       int64_t last, int64_t k_slot, int64_t v_slot, int64_t d, float scale) {
     int64_t count = last - first;
-    for (int64_t j = 0; j < count; j++) scores[j] = scale * dot(q, k + (first + j) * k_slot, d);
+    for (int64_t j = 0; j < count; j += 4) { /* a last incomplete four repeats its first slot */
+        int part = count - j < 4 ? (int)(count - j) : 4;
+        const float *at = k + (first + j) * k_slot;
+        const float *keys[4] = {at, part > 1 ? at + k_slot : at, part > 2 ? at + 2 * k_slot : at, part > 3 ? at + 3 * k_slot : at};
+        four products = dots(q, keys, d);
+        for (int i = 0; i < part; i++) scores[j + i] = scale * products[i];
+    }
     float norm = 1.0f / soften(scores, count);
     for (int64_t c = 0; c < d; c += 4 * LANES) {
         vec acc[4] = {(vec){0}, (vec){0}, (vec){0}, (vec){0}};

@@ -13,6 +13,8 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from conf.paths import cache_folder
+
 FOLDER = Path(__file__).parent
 SOURCES = (FOLDER / "linear.c", FOLDER / "attention.c")
 HEADERS = (FOLDER / "vector.h",)
@@ -46,7 +48,7 @@ def _build() -> Path:
     compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         raise RuntimeError("no C compiler (cc) found")
-    root = Path(os.environ.get("DRAFTSMITH_CACHE") or "~/.cache/draftsmith").expanduser() / "kernels"
+    root = cache_folder() / "kernels"
     library = root / f"kernels-{_key(compiler)}.so"
     if not library.exists():
         root.mkdir(parents=True, exist_ok=True)

@@ -42,11 +42,36 @@ static inline __attribute__((always_inline)) vec choose(ivec mask, vec a, vec b)
     return (vec)((mask & (ivec)a) | (~mask & (ivec)b));
 }
 
-static inline __attribute__((always_inline)) float total(vec v) {
+/* The sums of four vectors: halves are added until four lanes are left, then all four reductions share their shuffles.
+ * The order of additions is the same for each of the four, and for a vector that is summed alone. */
+typedef float four __attribute__((vector_size(16), aligned(4), may_alias));
+#if defined(__AVX512F__) || (defined(__FMA__) && LANES == 8)
+static inline __attribute__((always_inline)) __m256 fold(vec v) {
+#if defined(__AVX512F__)
+    __m512 w = (__m512)v;
+    return _mm256_add_ps(_mm512_castps512_ps256(w), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(w), 1)));
+#else
+    return (__m256)v;
+#endif
+}
+
+static inline __attribute__((always_inline)) four totals(vec a, vec b, vec c, vec d) {
+    __m256 pairs = _mm256_hadd_ps(_mm256_hadd_ps(fold(a), fold(b)), _mm256_hadd_ps(fold(c), fold(d)));
+    return (four)_mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1));
+}
+#else
+static inline __attribute__((always_inline)) float one_total(vec v) {
     for (int i = LANES / 2; i > 0; i /= 2)
         for (int j = 0; j < i; j++) v[j] += v[j + i];
     return v[0];
 }
+
+static inline __attribute__((always_inline)) four totals(vec a, vec b, vec c, vec d) {
+    return (four){one_total(a), one_total(b), one_total(c), one_total(d)};
+}
+#endif
+
+static inline __attribute__((always_inline)) float total(vec v) { return totals(v, v, v, v)[0]; }
 
 static inline vec tail(const float *from, int64_t count) {
     vec v = (vec){0};

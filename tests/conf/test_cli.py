@@ -110,6 +110,46 @@ def test_cfg_prints_what_would_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert argv_overrides(["a=1", "--cfg", "b=2"]) == ["a=1", "b=2"]
 
 
+THREADS = """
+import os, sys
+from conf.cli import main
+if sys.argv[1] == "early":
+    import torch
+def run(cfg):
+    import torch
+    print(torch.get_num_threads(), os.environ["OMP_NUM_THREADS"])
+main("evaluate", run, ["launcher.threads=1"])
+"""
+
+
+@pytest.mark.parametrize("when", ["early", "late"])
+def test_every_stage_takes_the_threads_asked_for(when: str, repo: Path) -> None:
+    """Whether torch is imported before or after the configuration is read."""
+    env = {**os.environ, "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, "-c", THREADS, when]
+    done = subprocess.run(command, cwd=repo, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 1\n"), done.stderr
+
+
+SPEAKING = "from conf.cli import main; main('train', lambda cfg: print('τ é '), [])"
+
+
+def test_a_reader_that_goes_away_is_no_error_to_talk_about(repo: Path) -> None:
+    command = [sys.executable, "-c", SPEAKING]
+    env = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(command, cwd=repo, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 1)
+
+
+def test_a_terminal_without_utf_8_gets_what_it_can_show(repo: Path) -> None:
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-c", SPEAKING]
+    done = subprocess.run(command, cwd=repo, env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "? ? \n", "")
+
+
 MODULES = {
     "conf": ["conf", "distill", "optim.lr=abc"],
     "conf without a verb": ["conf"],

@@ -1,5 +1,6 @@
 """conf/compose.py, explain.py and schema.py: everything composes, and whatever is wrong is named in one line."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import schema
+from conf import models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
 from conf.errors import ConfigError
 
@@ -136,7 +137,8 @@ WRONG = {
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target.id=''": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
     "target.kernel=fast": "target.kernel = 'fast' is not allowed; allowed: auto, on, off",
-    "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list of numbers >= 0",
+    "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list, each 0 (greedy) or 1e-05",
+    "bench.temperatures=[1,1e-9]": "bench.temperatures = [1.0, 1e-09] is not allowed; allowed: a list, each 0 (gree",
     "data.temperatures=[]": "data.temperatures = [] is not allowed",
     "data.top_p=0": "data.top_p = 0.0 is not allowed; allowed: above 0, up to 1",
     "data.max_disk=5": "data.max_disk = '5' is not allowed; allowed: a number with a unit: B, KB, MB, GB, TB",
@@ -164,10 +166,10 @@ def test_what_is_wrong_is_named_in_one_line(override: str) -> None:
 
 
 @pytest.mark.parametrize("override, line", [
-    ("temperature=-1", "temperature = -1.0 is not allowed; allowed: >= 0"),
+    ("temperature=-1", "temperature = -1.0 is not allowed; allowed: 0 (greedy) or 1e-05 and more"),
     ("top_k=-1", "top_k = -1 is not allowed; allowed: 0 (off) or more"),
     ("top_p=1.1", "top_p = 1.1 is not allowed; allowed: above 0, up to 1"),
-    ("min_p=1", "min_p = 1.0 is not allowed; allowed: 0 (off) to below 1"),
+    ("min_p=1.1", "min_p = 1.1 is not allowed; allowed: 0 (off) to 1"),
     ("repetition_penalty=0", "repetition_penalty = 0.0 is not allowed; allowed: > 0 (1: off)"),
     ("max_new_tokens=0", "max_new_tokens = 0 is not allowed; allowed: >= 1"),
     ("temprature=1", "temprature is not a known option (did you mean temperature?)"),
@@ -188,6 +190,14 @@ def test_two_loads_do_not_know_each_other() -> None:
 @pytest.mark.parametrize("text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0)])
 def test_sizes(text: str, expected: int) -> None:
     assert schema.parse_bytes(text, "k") == expected
+
+
+def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
+    for module in (models, prompts, training):
+        own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
+        assert own - {"HeadsConfig"} <= set(schema.__all__), module
+        assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))
+    assert all(len(path.read_text().splitlines()) <= 250 for path in FOLDER.glob("*.py"))
 
 
 def test_configurations_ship_as_package_data() -> None:

@@ -16,8 +16,8 @@ from conf.cli import INTERRUPTED, guarded
 from conf.compose import load
 from conf.digest import differences, digest_of, file_digest, plain
 from conf.errors import UserError
-from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import HydraConfig, LauncherConfig, NgramConfig, RunConfig, TargetConfig
+from conf.paths import ROOT, cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.schema import HydraConfig, NgramConfig, RunConfig, TargetConfig
 
 
 class Stage:
@@ -74,23 +74,29 @@ def test_a_failed_stage_ends_the_pipeline_with_its_code(tmp_path: Path, capsys: 
     assert "report.json" not in capsys.readouterr().out
 
 
-def test_ctrl_c_waits_for_the_stage_and_a_termination_is_passed_on(tmp_path: Path) -> None:
+def test_ctrl_c_waits_for_the_stage_and_a_termination_is_passed_on() -> None:
     for stop, passed_on in ((KeyboardInterrupt(), 0), (KeyboardInterrupt("terminated"), 1)):
         Stage.codes, Stage.terminated = [stop, 130], 0
-        assert pipeline.run_stage("train", [], _config(tmp_path)) == INTERRUPTED
+        assert pipeline.run_stage("train", []) == INTERRUPTED
         assert Stage.codes == [] and Stage.terminated == passed_on
 
 
-def test_stages_wait_passively_and_take_the_threads_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_wait_passively_and_inherit_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    env = pipeline.environment(_config(tmp_path))
+    env = pipeline.environment()
     assert (env["GOMP_SPINCOUNT"], env["OMP_WAIT_POLICY"], env["OMP_NUM_THREADS"]) == ("7", "passive", "5")
-    assert pipeline.environment(_config(tmp_path, launcher=LauncherConfig(threads=2)))["OMP_NUM_THREADS"] == "2"
 
 
 # What a run leaves behind
+
+
+def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSMITH_CACHE", "/elsewhere")
+    assert cache_folder() == Path("/elsewhere")
+    monkeypatch.setenv("DRAFTSMITH_CACHE", "")
+    assert cache_folder() == Path.home() / ".cache" / "draftsmith"
 
 
 def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

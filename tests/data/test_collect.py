@@ -328,5 +328,16 @@ def test_progress_without_a_terminal_is_plain_lines() -> None:
         now = 20.0
         progress.update(9, 500, 4_000_000)
     assert out.getvalue() == "collect: 9 rows, 500/1,000 response tokens, 20 tok/s, 0:25 left, 4.0 MB\n"
-    assert describe(1, 2, 2, 0.0, 3).endswith("0 tok/s, 0:00 left, 3 B")
+    assert describe(1, 2, 2, None, 3).endswith("starting, 3 B")
     assert format_bytes(38e12) == "38.0 TB"
+
+
+def test_a_resumed_collection_says_no_rate_before_it_has_one() -> None:
+    """Tokens of earlier runs are done, but nobody knows yet how fast this run is."""
+    now = 0.0
+    out = io.StringIO()
+    with CollectionProgress(1000, 500, Console(file=out), clock=lambda: now) as progress:
+        for tokens, said in ((500, "starting"), (505, "starting"), (550, "1 tok/s, 9:00 left")):
+            now += 20.0
+            progress.update(9, tokens, 0)
+            assert out.getvalue().splitlines()[-1].endswith(f"{tokens}/1,000 response tokens, {said}, 0 B")

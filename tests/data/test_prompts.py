@@ -1,4 +1,4 @@
-"""Prompt sources: forms detected and said, errors with file and line, even samples, Spec-Bench."""
+"""Prompt sources: forms detected and said, even samples, Spec-Bench. What is refused: test_bad_input.py."""
 
 import csv
 import gzip
@@ -98,89 +98,10 @@ def test_what_an_assistant_says_first_is_left_out_and_runs_of_one_role_are_joine
     assert (prompt.turns, prompt.answers) == (("A\n\nB",), ("C\n\nD",))
 
 
-BAD_ROWS: dict[str, tuple[str, list[str]]] = {
-    "broken json": ('{"prompt": "a"', ["line 3", "not valid JSON"]),
-    "not an object": ("[1, 2]", ["line 3", "one JSON object"]),
-    "no known form": ('{"text": "a", "lang": "de"}', ["line 3", "lang, text", "messages, conversations", "prompt"]),
-    "wrong type": ('{"prompt": 5}', ["line 3", "prompt must be a text, not a number"]),
-    "messages not a list": ('{"messages": "hi"}', ["line 3", "messages must be a list"]),
-    "message not an object": ('{"messages": ["hi"]}', ["line 3", "messages[0] must be an object"]),
-    "content not a text": ('{"messages": [{"role": "user"}]}', ["line 3", "messages[0].content", "missing"]),
-    "unknown role": ('{"messages": [{"role": "tool", "content": "x"}]}', ["line 3", "'tool'", "assistant"]),
-    "late system": (
-        '{"messages": [{"role": "user", "content": "x"}, {"role": "system", "content": "y"}]}',
-        ["line 3", "system message"],
-    ),
-    "no user turn": ('{"conversations": [{"from": "gpt", "value": "x"}]}', ["line 3", "no user turn"]),
-    "blank user turn": ('{"prompt": "  "}', ["line 3", "no user turn"]),
-    "turns of numbers": ('{"turns": [1]}', ["line 3", "turns must be a list of texts"]),
-    "not UTF-8": ("\udcff", ["line 3", "not UTF-8"]),
-    "deep": ("[" * 100_000, ["line 3", "nested too deep"]),
-}
-
-
-@pytest.mark.parametrize("name", BAD_ROWS)
-def test_a_bad_line_is_one_line_that_names_file_and_line(name: str, tmp_path: Path) -> None:
-    line, expected = BAD_ROWS[name]
-    path = tmp_path / "bad.jsonl"
-    path.write_bytes(b'{"prompt": "fine"}\n\n' + line.encode("utf-8", "surrogateescape") + b"\n")
-    with pytest.raises(UserError) as error:
-        load(str(path))
-    message = str(error.value)
-    assert "\n" not in message
-    assert [part for part in [str(path), *expected] if part not in message] == []
-
-
-def test_files_that_are_none(tmp_path: Path) -> None:
-    (tmp_path / "empty.jsonl").write_text("\n \n")
-    (tmp_path / "notes.txt").write_text("x")
-    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(b'{"prompt": "a"}')[:-9])
-    (tmp_path / "fake.parquet").write_text("x")
-    (tmp_path / "ragged.csv").write_text("prompt,category\na,b\nc,d,e\n")
-    (tmp_path / "latin.csv").write_bytes(b"prompt\nna\xefve\n")
-    for name, expected in {
-        "empty.jsonl": "no prompts in it", "missing.jsonl": "does not exist", "": "is a folder",
-        "notes.txt": "unknown kind", "cut.jsonl.gz": "can't be read", "fake.parquet": "not readable as Parquet",
-        "ragged.csv": "line 3: the header has 2 columns", "latin.csv": "not UTF-8",
-    }.items():  # fmt: skip
-        with pytest.raises(UserError, match=expected) as error:
-            load(str(tmp_path / name))
-        assert str(tmp_path / name) in str(error.value)
-
-
 def test_duplicates_are_dropped_whatever_their_answers(tmp_path: Path) -> None:
     rows = [{"prompt": "a b", "response": "1"}, {"prompt": "a b", "answer": "2"}, {"prompt": "a b", "system": "s"}]
     prompts = load(write(tmp_path / "x.jsonl", *rows))
     assert [(p.answers, p.system) for p in prompts] == [(("1",), None), ((), "s")]
-
-
-def test_hub_sources_are_parsed_and_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    def load_dataset(name: str, **options: Any) -> list[dict[str, Any]]:
-        calls.append((name, options))
-        return [{"prompt": f"question {i}"} for i in range(100)]
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(load("hub:org/name@v1:test")) == 100
-    assert len(load("hub:org/name", limit=5)) == 5
-    assert calls == [
-        ("org/name", {"revision": "v1", "split": "test", "streaming": False}),
-        ("org/name", {"revision": None, "split": "train", "streaming": True}),
-    ]
-
-
-def test_a_hub_that_can_not_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def load_dataset(name: str, **options: Any) -> list[dict[str, Any]]:
-        raise ConnectionError("no route\nto host")
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(UserError, match=r"^hub:org/name could not be read \(ConnectionError: no route\)$"):
-        load("hub:org/name")
 
 
 def test_builtin_and_templated_are_sources() -> None:

@@ -1,6 +1,8 @@
 """The collection stage on the tiny target: once, again, extended, damaged, and with self-written requests."""
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from conf.errors import UserError
 from conf.schema import DataConfig, RunConfig, TargetConfig
 from data import stage
 from data.identity import store_identity
-from data.prompt import Prompt
-from data.selection import held_out_prompts, interleave, training_prompts
+from data.loader import Loader
+from data.prompt import Prompt, split_of
+from data.revisions import revision_of
+from data.selection import reported_on
 from data.store import Store
 from data.written import write_requests
 from inference.decode import Request, Result
@@ -50,9 +54,10 @@ def test_a_store_is_collected_once(
     assert (figures["rows"], figures["tokens"]) == (store.num_rows, store.num_response_tokens)
     assert figures["seconds"] > 0 and figures["peak_bytes"] > 0 and figures["tokens_per_s"] > 0
     assert store.num_response_tokens >= 0.95 * 120
-    held_out = {prompt.digest for prompt in held_out_prompts(cfg)}
+    held_out = {prompt.digest for prompt in reported_on(cfg)}
     assert not held_out & {row.prompt_digest for row in store.rows()}
     assert store.settings["data"]["sources"] == cfg.data.sources
+    assert store.settings["sources"] == {name: [revision_of(name)] for name in ("builtin", "templated")}
     assert "torch" in store.settings["versions"]
 
     monkeypatch.setattr(stage, "load_target", None)  # a complete store is skipped without loading anything
@@ -112,25 +117,143 @@ def test_nothing_to_collect_is_an_error(tmp_path: Path, tiny_text_folder: Path) 
         stage.run(config(tmp_path, tiny_text_folder, "data.max_prompt_tokens=1"))
 
 
-def test_training_prompts_are_of_the_training_split(tmp_path: Path, tiny_text_folder: Path) -> None:
-    cfg = config(tmp_path, tiny_text_folder, "data.sources=[builtin]")
-    held_out = held_out_prompts(cfg)
-    assert {prompt.split for prompt in held_out} == {"choose", "report"}
-    leak = Prompt("leak", "self", "self", held_out[0].turns)
-    fresh = Prompt("fresh", "self", "self", ("Name three rivers that flow north.",))
-    chosen = training_prompts(cfg, [leak, fresh])
-    assert fresh in chosen and leak not in chosen
-    assert {prompt.split for prompt in chosen if prompt.source == "builtin"} == {"train"}
-    assert len(chosen) <= 41
+def write(path: Path, *prompts: str) -> str:
+    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    return str(path)
 
 
-def test_interleaving_keeps_the_proportion() -> None:
-    first = [Prompt(f"a{i}", "", "", ("",)) for i in range(6)]
-    second = [Prompt(f"b{i}", "", "", ("",)) for i in range(3)]
-    assert [prompt.id for prompt in interleave(first, second)] == [
-        "a0", "b0", "a1", "a2", "b1", "a3", "a4", "b2", "a5"
-    ]  # fmt: skip
-    assert interleave(first, []) == first
+def questions(first: int, last: int) -> list[str]:
+    """Texts of ten words that are all in the training split and have nothing in common."""
+    texts = (" ".join(f"word{number}x{at}" for at in range(10)) for number in range(first, last))
+    return [text for text in texts if split_of((text,)) == "train"]
+
+
+def test_an_edited_source_is_collected_again_where_something_is_missing(
+    tmp_path: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "mine.jsonl"
+    cfg = config(tmp_path / "run", tiny_text_folder, f"data.sources=[{source}]", "data.response_tokens=9000")
+    write(source, *questions(0, 8))
+    stage.run(cfg)
+    store = Store.open(tmp_path / "run" / "store")
+    first = list(store.rows())
+    assert len(first) == len(questions(0, 8))
+    said = f"prompts ran out at {store.num_response_tokens} of 9,000 response tokens: raise data.prompts or add"
+    out = capsys.readouterr().out.splitlines()
+    assert any(line.startswith(said) for line in out)
+    assert json.loads(Path(out[-1]).read_text())["shortfall"] == 9000 - store.num_response_tokens
+
+    write(source, *questions(0, 14))
+    stage.run(cfg)
+    store = Store.open(tmp_path / "run" / "store")
+    assert list(store.rows())[: len(first)] == first
+    assert store.num_rows == len(questions(0, 14)) > len(first)
+    (revisions,) = store.settings["sources"].values()
+    assert len(revisions) == 2 and revisions[-1] == revision_of(str(source))
+    monkeypatch.setattr(stage, "load_target", None)
+    stage.run(cfg)
+    source.unlink()  # what is collected stays collected
+    stage.run(cfg)
+
+
+def test_a_hub_data_set_that_moved_on_is_read_again(
+    tmp_path: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = ["a" * 40]
+    texts = questions(0, 8)
+
+    class Builder:
+        hash = "a" * 40
+
+        def as_streaming_dataset(self, split: str) -> list[dict[str, str]]:
+            return [{"prompt": text} for text in texts]
+
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, revision: Builder())
+    monkeypatch.setattr("data.hub.hub_commit", lambda source: Builder.hash)
+    monkeypatch.setattr("data.revisions.hub_commit", lambda source: commits[-1] if commits else None)
+    cfg = config(tmp_path, tiny_text_folder, "data.sources=['hub:org/name']", "data.response_tokens=9000")
+    stage.run(cfg)
+    assert Store.open(tmp_path / "store").settings["sources"] == {"hub:org/name": ["a" * 40]}
+    commits.clear()  # no connection: what was read last counts
+    with monkeypatch.context() as offline:
+        offline.setattr(stage, "load_target", None)
+        stage.run(cfg)
+    commits.append("b" * 40)
+    Builder.hash = "b" * 40
+    texts += questions(20, 24)
+    stage.run(cfg)
+    store = Store.open(tmp_path / "store")
+    assert store.settings["sources"] == {"hub:org/name": ["a" * 40, "b" * 40]}
+    assert store.num_rows == len(texts)
+
+
+def test_a_benchmark_that_comes_later_takes_its_rows_out_of_training(
+    tmp_path: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, mine = write(tmp_path / "mine.jsonl", *questions(0, 20)), questions(0, 20)
+    run, wide = tmp_path / "run", "data.response_tokens=9000"
+    stage.run(config(run, tiny_text_folder, f"data.sources=[{source}]", wide))
+    before = Store.open(run / "store")
+    bench = write(tmp_path / "bench.jsonl", f"Please explain: {mine[3]}", mine[5].upper())
+    config_of = [f"data.sources=[{source}]", f"bench.sets=[builtin,{bench}]", wide]
+    capsys.readouterr()
+    stage.run(config(run, tiny_text_folder, *config_of))
+    out = capsys.readouterr().out
+    assert f"2 rows of {run / 'store'} are left out of training" in out
+    store = Store.open(run / "store")
+    digests = {Prompt("", "", "", (text,)).digest for text in (mine[3], mine[5])}
+    assert {row.prompt_digest for row in store.rows() if row.key in store.excluded} == digests
+    assert store.num_rows == before.num_rows - 2
+    trained = [key for batch in Loader(store, batch_tokens=64, seed=0).epoch() for key in batch.keys]
+    assert trained and not digests & {store.get(key).prompt_digest for key in trained}
+
+    # A prompt that is no candidate any more is found by its ids; one set less, and the rows are back.
+    other = write(tmp_path / "other.jsonl", *questions(40, 50))
+    stage.run(config(run, tiny_text_folder, f"data.sources=[{other}]", *config_of[1:]))
+    assert set(Store.open(run / "store").excluded) == set(store.excluded)
+    stage.run(config(run, tiny_text_folder, f"data.sources=[{other}]", wide))
+    assert Store.open(run / "store").excluded == {}
+
+
+def test_another_runs_store_may_know_nothing_of_a_benchmark(
+    tmp_path: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.run(config(tmp_path / "a", tiny_text_folder))
+    bench = write(tmp_path / "bench.jsonl", "One question?")
+    other = f"data.store={tmp_path / 'a' / 'store'}"
+    capsys.readouterr()
+    stage.run(config(tmp_path / "b", tiny_text_folder, other))
+    assert "without regard" not in capsys.readouterr().out
+    stage.run(config(tmp_path / "b", tiny_text_folder, other, f"bench.sets=[builtin,{bench}]"))
+    assert f"was collected without regard to {bench}" in capsys.readouterr().out
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from data.files import lock_folder
+kept = lock_folder(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_bad_source_and_a_second_writer_are_refused_before_the_target_loads(
+    tmp_path: Path, tiny_text_folder: Path, repo: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage, "load_target", None)
+    with pytest.raises(UserError, match=r"missing\.jsonl does not exist"):
+        stage.run(config(tmp_path / "a", tiny_text_folder, f"data.sources=[{tmp_path / 'missing.jsonl'}]"))
+    (tmp_path / "store").mkdir()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "store")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=repo) as writer:
+        assert writer.stdout and writer.stdout.readline() == b"held\n"
+        with pytest.raises(UserError, match=r"store is being written by another process"):
+            stage.run(config(tmp_path, tiny_text_folder))
+        assert not (tmp_path / "config.yaml").exists()
+        writer.kill()  # a lock dies with its process
+    monkeypatch.undo()
+    stage.run(config(tmp_path, tiny_text_folder))
 
 
 class Writer:

@@ -213,6 +213,56 @@ def test_only_one_process_writes(store: Store) -> None:
     Store.open(store.path, write=True).close()
 
 
+def test_a_store_that_another_process_just_made_is_not_begun_anew(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def lock(path: Path) -> Any:
+        (path / "manifest.json").write_bytes((store.path / "manifest.json").read_bytes())
+        return files.lock_folder(path)
+
+    monkeypatch.setattr("data.store.lock_folder", lock)
+    with pytest.raises(UserError, match="just made by another process"):
+        Store.create(tmp_path / "new", identity())
+    assert Store.open(tmp_path / "new").settings == {"sources": ["builtin"]}
+
+
+def test_a_file_system_without_locks_is_said_and_used(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def flock(stream: Any, flags: int) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr(files.fcntl, "flock", flock)
+    with Store.open(store.path, write=True) as opened:
+        opened.append(SECOND, make_hidden(SECOND))
+    assert "has no locks (Operation not supported); let no second run write there" in capsys.readouterr().out
+    assert Store.open(store.path).num_rows == 4
+
+
+def test_excluded_rows_stay_and_do_not_count(store: Store) -> None:
+    with Store.open(store.path, write=True) as writing:
+        writing.update(complete="x", settings={})
+        writing.exclude({})
+        assert writing.complete == "x"
+        writing.exclude({"b": 3})
+        assert writing.complete is None
+    opened = Store.open(store.path)
+    assert (opened.num_rows, opened.num_response_tokens, opened.num_collected_tokens) == (2, 3, 6)
+    assert opened.get("b") == FIRST[1]
+    responses, prompts = opened.token_counts(10)
+    assert responses.tolist() == [0, 0, 1, 0, 1, 1, 0, 0, 0, 0]
+    assert prompts.tolist() == [0, 3, 1, 1, 0, 0, 0, 0, 0, 0]
+
+
+def test_dropping_a_damaged_shard_forgets_what_was_excluded_in_it(store: Store) -> None:
+    with Store.open(store.path, write=True) as writing:
+        writing.exclude({"b": 3, "c": 1})
+        (store.path / "rows-00001.parquet").write_bytes(b"x")
+        assert writing.drop_damaged() == ["rows-00001.parquet"]
+        assert writing.excluded == {"b": 3}
+        assert (writing.num_rows, writing.num_response_tokens) == (1, 2)
+
+
 def test_bad_stores_are_refused(store: Store, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no store at .*nowhere"):
         Store.open(tmp_path / "nowhere")

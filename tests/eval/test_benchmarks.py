@@ -22,7 +22,7 @@ def test_builtin_reports_on_its_own_split_evenly() -> None:
     assert {[p.category for p in sampled].count(c) for c in categories} == {2}
     assert evaluated(builtin, cfg.bench, 0.0) == builtin.prompts
     tuned = {p.digest for p in choosing_prompts(cfg)}
-    assert len(tuned) == 14 and not tuned & {p.digest for p in builtin.prompts}
+    assert len(tuned) == 21 and not tuned & {p.digest for p in builtin.prompts}
 
 
 def test_a_file_is_a_set_of_its_own_name(tmp_path: Path) -> None:

@@ -1,99 +1,14 @@
-"""The sampled test passes the true verifier and fails every deliberately broken one; greedy divergences."""
+"""Greedy texts: the first divergence, and that only near-ties of the target are excused, in float64."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from eval.lossless import (
-    SAMPLING,
-    GreedyPair,
-    choose_prefixes,
-    first_divergence,
-    greedy_check,
-    margin_at,
-    sampled_check,
-)
-from eval.report import MIN_P_VALUE
-from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.hydra import HydraDrafter
-from inference.drafters.lm import LmDrafter, cut_from
-from inference.sampling import draw, process
+from eval.lossless import GreedyPair, first_divergence, greedy_check, in_float64, margin_at
 from inference.target import Target
-from inference.verify import Verdict, verify
 
-MakeTarget, MakeHydra = Callable[..., Target], Callable[..., HydraDrafter]
-Uniforms = Tensor
-PREFIXES = [[3, 9, 4, 11, 9, 4], [21, 7, 30, 2]]
-
-
-def no_residual(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
-    """Draws from p instead of (p - q)+ after a rejection."""
-    kept = verify(p, q, draft, counts, a, f).accepted
-    return Verdict(kept, draw(p[torch.arange(len(p)), kept], f))
-
-
-def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
-    """On full acceptance, draws the last token from the previous position's distribution."""
-    true = verify(p, q, draft, counts, a, f)
-    stale = draw(p[torch.arange(len(p)), (true.accepted - 1).clamp(min=0)], f)
-    return Verdict(true.accepted, torch.where(true.accepted == counts, stale, true.next))
-
-
-def wrong_temperature(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
-    """Believes that the draft was drawn at temperature 1.5."""
-    flat = None if q is None else q.pow(1 / 1.5) / q.pow(1 / 1.5).sum(-1, keepdim=True)
-    return verify(p, flat, draft, counts, a, f)
-
-
-def shared_noise(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Uniforms, f: Uniforms) -> Verdict:
-    """Accepts with the very number that drew the draft: by inverse CDF it lies within the draft's own
-    step."""
-    assert q is not None
-    mass = q.gather(2, draft[..., None]).squeeze(2)
-    below = q.cumsum(2).gather(2, draft[..., None]).squeeze(2) - mass
-    return verify(p, q, draft, counts, below + a * mass, f)
-
-
-def test_the_true_verifier_passes(target: Target, hydra: HydraDrafter) -> None:
-    test = sampled_check(target, hydra, PREFIXES, 20000)
-    assert test.rounds >= 20000 and test.contexts > 10 and test.dof > 30
-    assert test.p_value > 0.01
-
-
-@pytest.mark.parametrize("broken", [no_residual, no_bonus, wrong_temperature, shared_noise])
-def test_every_broken_verifier_fails(target: Target, hydra: HydraDrafter, broken: Callable[..., Verdict]) -> None:
-    assert sampled_check(target, hydra, PREFIXES, 20000, verify=broken).p_value < MIN_P_VALUE
-
-
-def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: MakeHydra) -> None:
-    trimmed = make_hydra(target, draft_ids=torch.arange(0, 48, 2))
-    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
-    for drafter in (trimmed, lm, HybridDrafter(trimmed, 2, 4)):
-        assert sampled_check(target, drafter, PREFIXES, 8000, k=3).p_value > 0.001
-
-
-def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(target: Target, hydra: HydraDrafter) -> None:
-    drafter = HybridDrafter(hydra, 2, 4)
-    looked_up = [next(prefix for t in range(46) if 0.2 < chance(target, prefix := [3, 9, 4, t, 9, 4], t) < 0.8)]
-    assert sampled_check(target, drafter, looked_up, 8000).p_value > 0.001
-    assert sampled_check(target, drafter, looked_up, 8000, verify=no_residual).p_value < MIN_P_VALUE
-
-
-def chance(target: Target, prefix: list[int], token: int) -> float:
-    """p(token | prefix) under the sampled test's own sampling."""
-    hidden = target.read(torch.tensor([prefix]), torch.tensor([len(prefix)])).last[0, -1]
-    return float(process(target.head(hidden), SAMPLING)[token])
-
-
-def test_prefixes_for_a_hybrid_have_both_sources(target: Target, hydra: HydraDrafter) -> None:
-    repeats = [([1, 2, 3, 1, 2], [3, 1, 2, 3])] * 6
-    fresh = [([1, 2, 3, 4, 5, 6, 7], [8, 9, 10, 11])] * 6
-    prefixes = choose_prefixes(repeats + fresh, HybridDrafter(hydra, 2, 4))
-    assert sorted(len(p) for p in prefixes) == [7, 7, 9, 9]
-    assert len(choose_prefixes(repeats, HybridDrafter(hydra, 2, 4))) == 2
-    assert choose_prefixes(repeats + fresh, hydra) == [[1, 2, 3, 1, 2, 3, 1]] * 4
+MakeTarget = Callable[..., Target]
 
 
 def test_first_divergence() -> None:
@@ -125,9 +40,37 @@ def test_greedy_check_excuses_near_ties_only(make_target: MakeTarget) -> None:
     assert greedy_check([other], "float32", lambda: exact)["excused"] == 1
 
 
-def test_only_a_near_tie_of_the_two_emitted_tokens_is_excused(target: Target) -> None:
-    prompt = [5, 6, 7]
-    logits = target.head(target.read(torch.tensor([prompt]), torch.tensor([3])).last[0, -1]).double()
+def test_a_margin_is_float64s_and_leaves_the_target_as_it_was(make_target: MakeTarget) -> None:
+    pair = GreedyPair("", [5, 6, 7], [1], [2])
+    for dtype in (torch.float32, torch.bfloat16):
+        target = make_target(dtype)
+        wide = Target(make_target(dtype).model.double(), None, "wide", {})  # the same weights, rounded alike
+        before = {name: (p.data_ptr(), p.clone()) for name, p in target.model.named_parameters()}
+        assert margin_at(target, pair, 0) == pytest.approx(margin_at(wide, pair, 0), abs=1e-12)
+        logits = target.head(target.read(torch.tensor([[5, 6, 7]]), torch.tensor([3])).last[0, -1])
+        assert logits.dtype == dtype
+        assert float(logits.max() - logits[[1, 2]].min()) != margin_at(target, pair, 0)
+        for name, p in target.model.named_parameters():
+            assert p.data_ptr() == before[name][0] and torch.equal(p, before[name][1])
+
+
+def test_one_module_at_a_time_is_wide(make_target: MakeTarget) -> None:
+    target, wide = make_target(torch.bfloat16), []
+    names = {id(p): name for name, p in target.model.named_parameters()}
+
+    def look(_module: torch.nn.Module, _inputs: object, _output: object) -> None:
+        wide.append({names[id(p)] for p in target.model.parameters() if p.dtype == torch.float64})
+
+    with in_float64(target.model):
+        for i in range(2):
+            target.model.get_submodule(f"model.layers.{i}.mlp.down_proj").register_forward_hook(look, prepend=True)
+        target.read(torch.tensor([[5, 6, 7]]), torch.tensor([3]))
+    assert wide == [{f"model.layers.{i}.mlp.down_proj.weight"} for i in range(2)]
+
+
+def test_only_a_near_tie_of_the_two_emitted_tokens_is_excused(make_target: MakeTarget) -> None:
+    target, prompt = make_target(torch.float64), [5, 6, 7]
+    logits = target.head(target.read(torch.tensor([prompt]), torch.tensor([3])).last[0, -1])
     best, second, third = logits.topk(3).indices.tolist()
     gaps = (logits[best] - logits).tolist()
 

@@ -7,17 +7,20 @@ import pytest
 from rich.console import Console
 
 from conf.compose import load
-from eval.card import card_data, markdown, model_card, not_helping
+from conf.paths import write_json
+from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
 from eval.records import PromptRecord, temperature_name
 from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
+from eval.stage import training_settings
 from inference.acceptance import Round
 
 
 def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
     """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
     hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
-    replays = dict.fromkeys(("ngram", "untrained", "trained_alone", "length-1", "length-2"), hopeless)
+    who = ("ngram", "ngram_same_length", "untrained", "trained_alone", "length-1", "length-2")
+    replays = dict.fromkeys(who, hopeless)
     tokens = list(range(9))
     return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
 
@@ -48,9 +51,13 @@ def report() -> dict[str, Any]:
             },
             "lossless": {
                 "greedy": {"dtype": "float32", "prompts": 3, "identical": 2, "excused": 1},
-                "sampled": {"test": "G-test", "draws": 10, "p_value": 0.5},
+                "sampled": {
+                    "test": "G-test", "draws": 10, "p_value": 0.5, "continuations": 3, "rounds": 7,
+                    "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
+                },
             },
-            "timing": {"setup_s": None, "collect_s": 60.0}, "memory": {"peak_bytes": 2 * 10**9},
+            "timing": {"setup_s": None, "collect_s": 60.0},
+            "memory": {"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None},
             "collect": {"tokens_per_s": None, "response_tokens": None},
         }
     )  # fmt: skip
@@ -66,7 +73,8 @@ def test_acceptance_is_the_plain_mean_over_groups_of_emitted_by_rounds(report: d
     assert entry["acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 12], abs=1e-6)
     assert entry["conditional_acceptance_rate_per_pos"] == pytest.approx([8 / 13, 3 / 7], abs=1e-6)
     assert report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] == 1.0
-    assert report["baselines"]["ngram"]["builtin"]["t0"]["num_spec_tokens"] == 1
+    lengths = {who: section["builtin"]["t0"]["num_spec_tokens"] for who, section in report["baselines"].items()}
+    assert lengths == {"ngram": 1, "ngram_same_length": 2, "untrained": 2, "trained_alone": 2}
 
 
 def test_speed_sums_times_per_token_within_groups(report: dict[str, Any]) -> None:
@@ -86,7 +94,12 @@ def test_temperatures_are_named_and_nan_becomes_null() -> None:
 def test_the_verdict_and_its_lines(report: dict[str, Any]) -> None:
     lossless = report["lossless"]
     assert is_lossless(lossless)
-    assert "2 of 3 texts identical" in lossless_lines(lossless)[0]
+    greedy, sampled = lossless_lines(lossless)
+    assert "2 of 3 texts identical" in greedy
+    assert "at temperatures 1 and 0.6: G-test over 10 tokens of 3 texts drawn in 7 rounds, p = 0.5" in sampled
+    assert "a bias of 3.1% total variation would have been seen with probability 0.95" in sampled
+    lossless["sampled"]["smallest_bias"] = None
+    assert "bias" not in lossless_lines(lossless)[1]
     lossless["greedy"]["excused"] = 0
     assert not is_lossless(lossless)
     assert "1 different" in lossless_lines(lossless)[0]
@@ -98,6 +111,8 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     print_table(report, console)
     text = console.export_text()
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
+    drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
+    assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
@@ -125,6 +140,20 @@ def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
     assert "No speed-up at or below 1 was seen" in not_helping(report)
 
 
+def test_a_category_without_a_second_token_has_no_speed_up_to_judge(report: dict[str, Any]) -> None:
+    report["speed"]["builtin"]["t0"]["by_category"]["qa"] = {"speedup": None, "speedup_ci95": [None, None]}
+    assert "qa" not in not_helping(report) and "rag" in not_helping(report)
+
+
+def test_the_card_takes_times_from_the_drafter_and_names_both_memories(report: dict[str, Any]) -> None:
+    assert times({}, report["timing"]) == {"setup": "not run here", "collect": "1.0 min"}
+    own = {"store": {"seconds": 180.0}, "seconds": 240.0}
+    timing = {"collect_s": 60.0, "train_s": None, "total_s": 60.0}
+    assert times(own, timing) == {"collect": "3.0 min", "train": "4.0 min"}
+    assert memory({"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None}) == "2.0 GB"
+    assert memory({"peak_bytes": None, "cuda_peak_bytes": 10**9}) == "1.0 GB on the CUDA device"
+
+
 def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None:
     data = card_data(report, "org/target", "mit").to_dict()
     assert data["base_model"] == "org/target" and data["base_model_relation"] == "adapter"
@@ -139,10 +168,38 @@ def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None
 
 def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
     (tmp_path / "setup.json").write_text('{"setup_s": 51.5}')
-    timing = stage_figures(tmp_path, tmp_path / "setup.json")["timing"]
+    timing = stage_figures(tmp_path, tmp_path / "setup.json", own=True)["timing"]
     assert timing["setup_s"] == 51.5 and timing["total_s"] == 51.5
+
+
+def test_collection_and_training_of_another_drafter_are_left_out(tmp_path: Path) -> None:
+    for stage, seconds in (("collect", 2.0), ("train", 3.0), ("evaluate", 4.0)):
+        figures = {"seconds": seconds, "peak_bytes": int(seconds), "tokens": 7}
+        device = {"cuda_peak_bytes": 9} if stage == "train" else {}
+        write_json(tmp_path / "timing" / f"{stage}.json", figures | device)
+    own = stage_figures(tmp_path, tmp_path / "setup.json", own=True)
+    assert own["timing"]["total_s"] == 9.0 and own["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": 9}
+    other = stage_figures(tmp_path, tmp_path / "setup.json", own=False)
+    assert other["timing"]["total_s"] == 4.0 == other["timing"]["evaluate_s"]
+    assert other["timing"]["train_s"] is None and other["collect"]["response_tokens"] is None
+    assert other["memory"] == {"peak_bytes": 4, "cuda_peak_bytes": None}
 
 
 def test_figures_keep_their_digits() -> None:
     figures = {"a": 1.23456789123e-9, "b": float("nan"), "c": [12345.678912345]}
     assert finite(figures) == {"a": 1.23456789e-09, "b": None, "c": [12345.6789]}
+
+
+def test_the_card_shows_the_training_of_the_drafter_not_of_this_run(report: dict[str, Any]) -> None:
+    report["drafter"]["training"] = {"store": {"response_tokens": 12345}}
+    report["collect"]["response_tokens"] = 678
+    text = training(report)
+    assert "12,345" in text and "678" not in text and "| objective | lk |" in text and "the target's own" in text
+    report["settings"] |= {"data": None, "objective": None}  # a folder that does not say
+    assert training(report).count("not recorded") == 4 and datasets(report) == []
+
+
+def test_settings_come_from_the_drafter_folder() -> None:
+    training = {"data": {"mode": "prefill"}, "objective": {"kind": "ce"}, "optim": {"lr": 1.0}, "steps": 3}
+    assert training_settings({"training": training}) == {k: training[k] for k in ("data", "objective", "optim")}
+    assert training_settings({}) == {"data": None, "objective": None, "optim": None}

@@ -1,6 +1,7 @@
 """The whole evaluation on the tiny target: report.json's keys, skipping, resuming, the page, publishing."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,8 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
     report = read_json(run_folder / "report.json")
     assert {"target", "drafter", "machine", "versions", "settings"} <= report.keys()
-    sections = [report["acceptance"], *(report["baselines"][b] for b in ("ngram", "untrained", "trained_alone"))]
+    baselines = ("ngram", "ngram_same_length", "untrained", "trained_alone")
+    sections = [report["acceptance"], *(report["baselines"][b] for b in baselines)]
     for section in sections:
         for temperature in ("t0", "t1"):
             entry = section["builtin"][temperature]
@@ -62,6 +64,17 @@ def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
     assert report["timing"]["collect_s"] == 3.0 and report["timing"]["train_s"] is None
     assert report["memory"]["peak_bytes"] > 10**7
     assert report["collect"]["tokens_per_s"] == 99.5
+
+
+def test_the_ngram_baseline_has_a_draft_length_of_its_own_and_the_drafters(run_folder: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    own, same = report["settings"]["ngram"], report["settings"]["ngram_same_length"]
+    assert own.keys() == same.keys() == {"lookup", "num_spec_tokens"}
+    assert same["num_spec_tokens"] == report["drafter"]["num_spec_tokens"] and 1 <= own["num_spec_tokens"] <= 10
+    shown = report["baselines"]["ngram"]["builtin"]["t0"]
+    assert shown["num_spec_tokens"] == own["num_spec_tokens"]
+    assert "(1 to 10 were tried)" in report["settings"]["protocol"]
+    assert "(suffixes of 2 to 4 tokens) is as it was configured" in report["settings"]["protocol"]
 
 
 def test_the_output_was_certified(run_folder: Path) -> None:
@@ -98,6 +111,39 @@ def test_a_finished_evaluation_is_skipped_and_a_changed_one_is_not(
     assert capsys.readouterr().out.splitlines()[-1] == str(run_folder / "report.json")
     with pytest.raises(AssertionError, match="evaluated again"):
         stage.run(evaluate_config(run_folder, "evaluate", "bench.max_new_tokens=21"))
+
+
+def test_what_a_report_depends_on_is_what_files_hold_not_where_they_lie(run_folder: Path, tmp_path: Path) -> None:
+    moved, mine = Path(shutil.copytree(run_folder / "drafter", tmp_path / "moved")), tmp_path / "mine.jsonl"
+    mine.write_text('{"prompt": "What is it?"}\n')
+    cfg = evaluate_config(run_folder, "evaluate", f"bench.sets=[{mine}]")
+
+    def digest(where: Path) -> str:
+        return stage.evaluation_digest(cfg, str(where))
+
+    first = digest(moved)
+    assert first == digest(run_folder / "drafter") != digest(tmp_path / "elsewhere")
+    mine.write_text('{"prompt": "What is that?"}\n')
+    edited = digest(moved)
+    assert edited != first
+    about = json.loads((moved / "drafter.json").read_text())
+    (moved / "drafter.json").write_text(json.dumps({**about, "drafter": {**about["drafter"], "min_match": 1}}))
+    assert digest(moved) != edited
+
+
+def test_a_drafter_of_another_run_brings_its_own_settings(run_folder: Path, tmp_path: Path) -> None:
+    trained = Path(shutil.copytree(run_folder / "drafter", tmp_path / "theirs"))
+    about = json.loads((trained / "drafter.json").read_text())
+    theirs = {"data": {"sources": ["theirs.jsonl"]}, "objective": {"kind": "tv"}, "optim": {"lr": 0.5}}
+    about["training"] = {**theirs, "seconds": 12.0, "lookup": {"min_match": 2, "max_match": 4}}
+    (trained / "drafter.json").write_text(json.dumps(about))
+    write_json(tmp_path / "run" / "timing" / "train.json", {"seconds": 99.0, "peak_bytes": 5})
+    few = ["bench.temperatures=[0]", "bench.prompts=2", "bench.lossless_draws=100", f"drafter.folder={trained}"]
+    stage.run(evaluate_config(tmp_path / "run", "evaluate", *few))
+    report = read_json(tmp_path / "run" / "report.json")
+    assert {key: report["settings"][key] for key in theirs} == theirs
+    assert report["timing"]["train_s"] is None
+    assert "(suffixes of 2 to 4 tokens) was tuned in the same way" in report["settings"]["protocol"]
 
 
 def test_a_killed_evaluation_goes_on(run_folder: Path, tmp_path: Path) -> None:
@@ -139,7 +185,7 @@ def test_prompt_lookup_is_evaluated_without_a_folder(tmp_path: Path) -> None:
     stage.run(cfg)
     report = read_json(tmp_path / "report.json")
     assert report["lossless"]["greedy"] is None
-    assert report["baselines"].keys() == {"ngram"}
+    assert report["baselines"].keys() == {"ngram", "ngram_same_length"}
     assert report["drafter"]["kind"] == "ngram"
 
 

@@ -18,15 +18,15 @@ def test_summary_by_hand() -> None:
     assert summary == {
         "num_spec_tokens": 3,
         "mean_acceptance_length": 9 / 4,  # tokens emitted a round, bonus included
-        "draft_acceptance_rate": 7 / 8,
-        "acceptance_rate_per_pos": [3 / 3, 2 / 3, 2 / 2],
-        "conditional_acceptance_rate_per_pos": [3 / 3, 2 / 3, 2 / 2],
-        "acceptance_histogram": [1, 1, 0, 2],
+        "draft_acceptance_rate": 6 / 8,  # the third draft token of the cut round was never emitted
+        "acceptance_rate_per_pos": [3 / 3, 2 / 3, 1 / 2],
+        "conditional_acceptance_rate_per_pos": [3 / 3, 2 / 3, 1 / 1],
+        "acceptance_histogram": [1, 1, 1, 1],
         "num_spec_steps": 4,
         "num_draft_tokens": 8,
-        "num_accepted_draft_tokens": 7,
+        "num_accepted_draft_tokens": 6,
         "num_emitted_tokens": 9,
-        "vllm_rules": {
+        "vllm_rules": {  # counts before the text is cut
             "num_drafts": 3,
             "mean_acceptance_length": 1 + 7 / 3,
             "acceptance_rate_per_pos": [1.0, 2 / 3, 2 / 3],

@@ -42,7 +42,7 @@ def _write(folder: Path, name: str, target: Target) -> Drafter:
     kind, options = KINDS[name]
     ids = IDS if "trimmed" in name else None
     drafter = make_drafter(kind, target, ids=ids, **options)
-    save_drafter(folder, drafter, make_config(kind, **options), target, {"training": {"tau": 1.5}})
+    save_drafter(folder, drafter, make_config(kind, **options), target, {"steps": 7})
     return drafter
 
 
@@ -51,7 +51,7 @@ def test_a_drafter_comes_back_bit_for_bit(name: str, target: Target, tmp_path: P
     drafter = _write(tmp_path / "drafter", name, target)
     loaded, cfg, about = load_drafter(tmp_path / "drafter", target)
     kind, options = KINDS[name]
-    assert cfg == make_config(kind, **options) and about["training"] == {"tau": 1.5} and not loaded.training
+    assert cfg == make_config(kind, **options) and about["training"] == {"steps": 7} and not loaded.training
     assert loaded.kind == drafter.kind and type(loaded) is type(drafter)
     assert (loaded.draft_ids is None) == (drafter.draft_ids is None)
     mine, theirs = drafter.parameters_to_save(), loaded.parameters_to_save()
@@ -116,6 +116,14 @@ def _copy(folder: Path, to: Path) -> Path:
     for path in folder.iterdir():
         (to / path.name).write_bytes(path.read_bytes() + b" ")
     return to
+
+
+@pytest.mark.parametrize("said", [None, [1], "absent"])
+def test_a_folder_that_does_not_say_how_it_was_trained(said: Any, target: Target, tmp_path: Path) -> None:
+    save_drafter(tmp_path / "d", make_drafter("hydra", target), make_config("hydra"), target)
+    assert read_about(tmp_path / "d")["training"] == {}
+    _about(lambda a: a.pop("training") if said == "absent" else a.update(training=said))(tmp_path / "d")
+    assert load_drafter(tmp_path / "d", target)[2]["training"] == {}
 
 
 def test_a_drafter_of_another_target_is_refused_by_name(target: Target, tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """inference/cache.py against rows kept as plain lists: append, rollback, adopt, select, expand, growth."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -91,7 +93,7 @@ def test_slots_start_zeroed_so_that_nothing_hidden_is_nan() -> None:
 
 def test_growth_goes_in_steps_and_keeps_everything() -> None:
     cache = SlotCache(LAYERS, 2, slots=1)
-    assert cache.slots == GROWTH
+    assert cache.slots == GROWTH // 4 and SlotCache(LAYERS, 2, GROWTH - 1).slots == GROWTH
     rows: list[list[float]] = [[], []]
     for start in range(0, 2 * GROWTH, GROWTH // 2):
         new = [[float(start + i + 1) for i in range(GROWTH // 2)], [float(-start - i - 1) for i in range(GROWTH // 2)]]
@@ -107,6 +109,26 @@ def test_expand_makes_equal_rows_that_then_part() -> None:
     cache.expand(3)
     _append(cache, [[3.0], [4.0], [5.0]], [1, 0, 1])
     _assert_holds(cache, [[1.0, 2.0, 3.0], [1.0, 2.0], [1.0, 2.0, 5.0]])
+
+
+def test_one_row_of_another_cache_enters_several() -> None:
+    cache, other = SlotCache(LAYERS, 4), SlotCache(LAYERS, 1)
+    _append(cache, [[1.0], [2.0], [3.0], [4.0]], [1, 1, 1, 1])
+    _append(other, [[5.0, 6.0, 7.0]], [2])
+    cache.adopt([0, 3], other)
+    _assert_holds(cache, [[5.0, 6.0], [2.0], [3.0], [5.0, 6.0]])
+
+
+def test_buffers_are_freed_with_the_last_reference() -> None:
+    cache = SlotCache(LAYERS, 1)
+    _append(cache, [[1.0]], [1])
+    layer = weakref.ref(cache.slot_layers[0])
+    gc.disable()
+    try:
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()
 
 
 def test_rollback_refuses_to_lengthen_a_row() -> None:

@@ -16,7 +16,7 @@ from inference.decode import Decoder, Request, Result, _Loop
 from inference.drafters import Drafter
 from inference.load import load_target
 from inference.sampling import Sampling
-from inference.target import Target
+from inference.target import Hidden, Target
 from tiny import VOCAB
 
 PENALISED = Sampling(repetition_penalty=1.3)
@@ -216,6 +216,26 @@ def test_kept_hidden_states_predict_their_tokens(batch: int) -> None:
         text = torch.tensor([result.request.prompt + result.tokens])
         read = target.read(text, torch.tensor([text.shape[1]])).last[0, len(result.request.prompt) - 1 : -1]
         torch.testing.assert_close(result.hidden, read, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5])
+def test_many_answers_to_one_prompt_read_it_once(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, true = make_target(), Target.forward
+    read: list[torch.Size] = []
+
+    def forward(self: Target, tokens: torch.Tensor, cache: SlotCache, taps: Sequence[int] = ()) -> Hidden:
+        if self is target:
+            read.append(tokens.shape)
+        return true(self, tokens, cache, taps)
+
+    monkeypatch.setattr(Target, "forward", forward)
+    asked = [Request(PROMPTS[3], max_new_tokens=n, sampling=s) for n in (4, 9, 6) for s in (None, Sampling(1.0))]
+    for result in Decoder(target, make_drafter("lm", target), batch=batch).run(asked):
+        if result.request.sampling is None:
+            check(result, stock(target, result.request))
+        assert len(result.tokens) == result.request.max_new_tokens
+    prompts = [shape for shape in read if shape[1] == len(PROMPTS[3])]
+    assert {shape[0] for shape in prompts} == {1} and len(prompts) <= 7 - batch
 
 
 def test_impossible_requests_are_refused() -> None:

@@ -18,9 +18,11 @@ from safetensors import safe_open
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
+from conf.digest import file_digest
 from conf.errors import UserError
-from inference import embedded
-from inference.embedded import GGUF, NAME, embedded_target
+from conf.schema import TargetConfig
+from inference import embedded, load
+from inference.embedded import GGUF, NAME, checked_weights, embedded_target
 from inference.text import Text
 
 
@@ -31,7 +33,8 @@ def _fake_convert(gguf: Path, folder: Path) -> None:
         (folder / name).write_text(f"what {name} holds")
     record = {"gguf_sha256": embedded.GGUF_SHA256, "revision": embedded._REVISION}
     files = {path.name: embedded._fingerprint(path) for path in folder.iterdir()}
-    (folder / embedded._RECORD).write_text(json.dumps({**record, "files": files}))
+    weights = embedded._sha256(folder / "model.safetensors")
+    (folder / embedded._RECORD).write_text(json.dumps({**record, "files": files, "weights_sha256": weights}))
 
 
 @pytest.fixture
@@ -75,6 +78,42 @@ def test_damage_is_noticed_and_mended(
     file.write_bytes(whole[:-2]) if damage == "cut" else file.unlink()
     embedded_target(tmp_path / "cache")
     assert file.read_bytes() == whole and len(conversions) == 2
+
+
+def _flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+def test_one_wrong_bit_in_the_weights_is_refused_and_mended_next_time(
+    conversions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "_SMALL_BYTES", 3)  # so the weights are a large file
+    folder = embedded_target(tmp_path / "cache")
+    digest = checked_weights(folder)
+    assert digest == file_digest(folder / "model.safetensors")
+    _flip_a_bit(folder / "model.safetensors")
+    assert embedded_target(tmp_path / "cache") == folder and len(conversions) == 1
+    with pytest.raises(UserError, match=r"weights in .* are damaged; the same command converts them again"):
+        checked_weights(folder)
+    embedded_target(tmp_path / "cache")
+    assert len(conversions) == 2 and checked_weights(folder) == digest
+
+
+def test_damaged_weights_are_not_loaded(
+    tiny_text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(shutil.copytree(tiny_text_folder, tmp_path / "converted"))
+    weights = folder / "model.safetensors"
+    (folder / embedded._RECORD).write_text(json.dumps({"weights_sha256": file_digest(weights)}))
+    monkeypatch.setattr(load, "embedded_target", lambda: folder)
+    identity = load.load_target(TargetConfig()).identity
+    assert identity["weights_digest"] == file_digest(weights)
+    _flip_a_bit(weights)
+    monkeypatch.setattr(load, "load_model", lambda *_: pytest.fail("weights were loaded"))
+    with pytest.raises(UserError, match="are damaged"):
+        load.load_target(TargetConfig())
 
 
 def test_another_revision_converts_again(
@@ -187,13 +226,6 @@ def test_cache_that_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"could not be put into .*file.*DRAFTSMITH_CACHE"):
         embedded_target(tmp_path / "file")
-
-
-def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAFTSMITH_CACHE", "/elsewhere")
-    assert embedded.cache_folder() == Path("/elsewhere")
-    monkeypatch.setenv("DRAFTSMITH_CACHE", "")
-    assert embedded.cache_folder() == Path.home() / ".cache" / "draftsmith"
 
 
 # The real one

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from inference.drafters.lm import cut_from
-from inference.fused import FastLinear, FastMlp, FastNorm, FusedLinear, can_fuse, few_queries_attention, fuse
+from inference.fused import (
+    FastLinear,
+    FastMlp,
+    FastNorm,
+    FusedGroup,
+    FusedLinear,
+    can_fuse,
+    few_queries_attention,
+    fuse,
+)
 from inference.kernels import MAX_ROWS, attention, build, load_library, rms_norm, silu_mul, small_linear
 from inference.target import Target, causal_mask, causal_spans
 from tiny import KINDS, VOCAB, tiny_model
@@ -199,6 +209,37 @@ def test_a_group_with_other_modules_in_it_is_left_alone() -> None:
     fuse(target)
     assert first.k_proj is odd and type(first.q_proj) is FastLinear
     assert type(target.layers[1].self_attn.q_proj) is FusedLinear
+
+
+def test_another_thread_in_between_changes_no_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After whatever a call writes down, another thread's call runs: it must not be served the other's parts."""
+    linears = [nn.Linear(8, size) for size in (3, 5, 2)]
+    group, other = FusedGroup(linears), torch.randn(2, 8)
+    busy: list[int] = []
+
+    def interrupted(self: FusedGroup, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if not busy:
+            busy.append(1)
+            self.part(0, other)
+            busy.clear()
+
+    monkeypatch.setattr(FusedGroup, "__setattr__", interrupted)
+    for x in (torch.randn(2, 8), torch.randn(4, 8)):
+        for index, linear in enumerate(linears):
+            torch.testing.assert_close(group.part(index, x), linear(x))
+
+
+def test_the_library_is_kept_where_everything_is_that_is_made_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiler = tmp_path / "cc"
+    compiler.write_text('#!/bin/sh\nwhile [ $# -gt 1 ]; do [ "$1" = -o ] && echo built >"$2"; shift; done\necho 1.0\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CC", str(compiler))
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "cache")
+    library = build._build()
+    assert library.parent == tmp_path / "cache/kernels" and library.read_text() == "built\n"
 
 
 @pytest.mark.usefixtures("no_library")

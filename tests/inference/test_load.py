@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3Config,
     Lfm2Config,
@@ -20,6 +22,7 @@ from transformers import (
 )
 
 import inference.load as load
+import inference.stock as stock
 from conf.errors import ConfigError, UserError
 from conf.schema import DrafterConfig, HydraConfig, LmConfig, NgramConfig, RunConfig, TargetConfig
 from inference.drafters import build
@@ -35,7 +38,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(load.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(stock.AutoModelForCausalLM, "from_pretrained", fail)
 
 
 REFUSED: list[tuple[PretrainedConfig, str]] = [
@@ -43,7 +46,7 @@ REFUSED: list[tuple[PretrainedConfig, str]] = [
     (Qwen3NextConfig(num_hidden_layers=4), r"\(qwen3_next\) is recurrent"),
     (xLSTMConfig(num_hidden_layers=2), r"\(xlstm\) is recurrent"),
     (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "conv"),
-    (LlamaConfig(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"]), "layers of type chunked"),
+    (LlamaConfig(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"]), "has layers of type ch"),
     (T5Config(num_layers=2), "is an encoder-decoder model"),
     (Gemma3Config(), "is a vision-language model"),
     (Qwen2VLConfig(), "is a vision-language model"),
@@ -111,13 +114,64 @@ def test_a_target_that_is_not_there_gets_one_line(where: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_damaged_weights_get_one_line(tiny_text_folder: Path, tmp_path: Path) -> None:
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors")
+
+    return damage
+
+
+def _text(name: str, content: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(content)
+
+
+DAMAGE: list[tuple[str, Callable[[Path], Any]]] = [
+    ("can't be loaded", lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9])),
+    ("can't be loaded: Error no file named model.safetensors", lambda f: (f / "model.safetensors").unlink()),
+    (f"can't be loaded: 1 of its weights are missing, the first is {NAME}", _weights(lambda t: t.pop(NAME))),
+    (
+        rf"can't be loaded: {NAME} is \(3, 2\), its config.json says \(128, 64\)",
+        _weights(lambda t: t.update({NAME: torch.zeros(3, 2)})),
+    ),
+    ("its logits hold NaN or Inf; its weights are damaged", _weights(lambda t: t[NAME].view(-1)[7:8].fill_(torch.nan))),
+    ("can't be loaded", _text("config.json", "{")),
+    ("can't be loaded", _text("config.json", "[]")),
+    ("can't be loaded", _text("config.json", '{"model_type": "nope"}')),
+    ("can't be loaded: Validation error", _text("config.json", '{"model_type": "llama", "hidden_size": "x"}')),
+    ("no tokenizer could be loaded", _text("tokenizer.json", '{"a":')),
+    ("no tokenizer could be loaded", _text("tokenizer.json", "[]")),
+    ("no tokenizer could be loaded", _text("tokenizer_config.json", "[]")),
+    ("generation_config.json of .*not a valid JSON", _text("generation_config.json", "{")),
+    ("generation_config.json", _text("generation_config.json", "[]")),
+    ("generation_config.json of .*: eos_token_id = 'x'", _text("generation_config.json", '{"eos_token_id": "x"}')),
+]
+
+
+@pytest.mark.parametrize("line, damage", DAMAGE, ids=range(len(DAMAGE)))
+def test_damaged_files_get_one_line(
+    line: str, damage: Callable[[Path], Any], tiny_text_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = shutil.copytree(tiny_text_folder, tmp_path / "t")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    with pytest.raises(UserError, match="can't be loaded") as caught:
+    damage(folder)
+    with pytest.raises(UserError, match=line) as caught:
         load_target(TargetConfig(str(folder)))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    assert capfd.readouterr() == ("", "")  # no report of another library beside it
+
+
+def test_tensors_that_are_not_used_are_told(
+    tiny_text_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(tiny_text_folder, tmp_path / "t")
+    _weights(lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}))(folder)
+    load_target(TargetConfig(str(folder)))
+    line = "1 tensors of its files are not used, the first is model.layers.0.self_attn.q_proj.bias"
+    assert capsys.readouterr().err == f"target {folder}: {line}\n"
 
 
 PRECHECKS: list[tuple[DrafterConfig, dict[str, Any], str]] = [

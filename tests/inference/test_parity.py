@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target
+from largest import Largest
 from torch import Tensor
 
 from inference.batch import Batch, make_batch
@@ -54,6 +55,14 @@ def test_they_agree_in_narrow_dtypes_and_on_the_own_kernels(kind: str, dtype: to
         fuse(target)
     parity = check_parity(target, drafter_of(kind, target, dtype=str(dtype).removeprefix("torch.")), PROMPTS)
     assert parity.ok and parity.bound >= BOUNDS[dtype], str(parity)
+
+
+def test_the_comparison_copies_one_position_at_a_time() -> None:
+    target = make_target("llama", dtype=torch.float32)
+    drafter = drafter_of("hydra", target, dtype="float32")
+    with Largest() as largest:
+        assert check_parity(target, drafter, PROMPTS).ok
+    assert largest.nbytes(torch.float64) < 2 * 8 * target.vocab_size  # decoding has some of its own
 
 
 # Drafters that are served otherwise than they were trained.

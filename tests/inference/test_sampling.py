@@ -1,5 +1,7 @@
 """inference/sampling.py against transformers' own processors in float64, and the inverse-CDF draw."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from conf.errors import ConfigError
 from inference.sampling import Sampling, SamplingRows, draw, process, uniforms
 
 VOCAB = 60
@@ -91,6 +94,36 @@ def test_rows_of_one_batch_keep_their_own_sampling(penalised: bool) -> None:
         torch.testing.assert_close(together[b], alone, rtol=0, atol=1e-15)
 
 
+@pytest.mark.parametrize("key, value", [
+    ("temperature", -1.0), ("temperature", math.nan), ("temperature", math.inf), ("temperature", 1e-9), ("top_k", -1),
+    ("top_k", 2.5), ("top_p", 0.0), ("top_p", 1.1), ("top_p", math.nan), ("min_p", -0.1), ("min_p", 1.1),
+    ("min_p", math.nan), ("repetition_penalty", 0.0), ("repetition_penalty", -1.0), ("repetition_penalty", math.nan),
+    ("repetition_penalty", math.inf),
+])  # fmt: skip
+def test_what_is_no_distribution_is_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} = {value!r} is not allowed; allowed: "):
+        Sampling(**{key: value})
+
+
+def test_the_ends_of_every_range_give_distributions() -> None:
+    logits = 30 * torch.randn(1, 2, VOCAB, generator=torch.Generator().manual_seed(5))
+    ends = [{"temperature": 1e-5}, {"temperature": 1e9}, {"top_k": 10**9}, {"top_p": 1e-30}, {"min_p": 1.0}]
+    for end in ends:
+        probs = process(logits, Sampling(**{"temperature": 1.0} | end))
+        torch.testing.assert_close(probs.sum(-1), torch.ones(1, 2))
+
+
+def test_whole_numbers_and_fractions_share_a_batch() -> None:
+    """Whichever comes first: 0.7 stays 0.7, and ids are counted in whole numbers."""
+    rows = [Sampling(1, 0, 1, 0, 1), Sampling(0.7, 3, 0.7, 0.1, 1.7)]
+    logits = torch.randn(2, 4, VOCAB, dtype=torch.float64, generator=torch.Generator().manual_seed(6))
+    seen = torch.rand(2, 4, VOCAB, generator=torch.Generator().manual_seed(7)) < 0.3
+    for order in ([0, 1], [1, 0]):
+        together = process(logits, SamplingRows([rows[i] for i in order], CPU), seen)
+        for b, i in enumerate(order):
+            torch.testing.assert_close(together[b], process(logits[b], rows[i], seen[b]), rtol=0, atol=1e-15)
+
+
 def test_drafters_draw_without_the_penalty_and_a_penalty_needs_the_text() -> None:
     rows = SamplingRows([Sampling(0.5, top_k=4, repetition_penalty=3.0), Sampling(1.0)], CPU)
     logits = torch.randn(2, 1, VOCAB, generator=torch.Generator().manual_seed(3))
@@ -130,3 +163,16 @@ def test_uniforms_follow_the_generator_in_double_precision() -> None:
     two = uniforms((4, 2), torch.Generator().manual_seed(7), CPU)
     assert one.dtype == torch.float64 and torch.equal(one, two)
     assert float((one * 2**53 % 2**24).sum()) > 0  # more digits than float32 has
+
+
+@pytest.mark.parametrize("size", [1, 5, 128, 129, 1000])
+def test_draw_in_blocks_agrees_with_one_running_sum(size: int) -> None:
+    """The slow reference: the whole distribution function at once."""
+    generator = torch.Generator().manual_seed(size)
+    probs = torch.rand(64, size, generator=generator, dtype=torch.float64)
+    probs[torch.rand(64, size, generator=generator) < 0.5] = 0.0
+    probs[:, size // 2] += 0.1
+    numbers = torch.rand(64, generator=generator, dtype=torch.float64)
+    cdf = probs.cumsum(-1)
+    expected = torch.searchsorted(cdf, (numbers[:, None] * cdf[:, -1:]).contiguous(), right=True).squeeze(-1)
+    assert torch.equal(draw(probs, numbers), expected)

@@ -18,7 +18,8 @@ from transformers import (
 )
 
 from conf.errors import UserError
-from inference.target import Target, causal_mask, layer_windows
+from inference.target import Target, causal_mask
+from inference.traits import layer_windows
 from tiny import KINDS, VOCAB, tiny_model
 
 QWEN2_SLIDING = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -186,5 +187,5 @@ def test_models_that_are_more_than_base_and_head_are_refused() -> None:
 def test_layers_that_keep_a_state_are_refused_by_type() -> None:
     config = tiny_model("llama").config
     config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UserError, match=r"layers of type linear_attention \(llama\) can't be rolled back"):
-        layer_windows(config)
+    with pytest.raises(UserError, match=r"target x \(llama\) has layers of type linear_attention, which can't be "):
+        layer_windows(config, "target x")

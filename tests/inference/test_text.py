@@ -5,37 +5,14 @@ import shutil
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from texts import CHATML, PIECES
+from tokenizers import pre_tokenizers
 
 from conf.errors import UserError
-from inference.text import Detokenizer, StopChecker, Text, same_tokenizer
+from inference.text import Text, same_tokenizer
 from inference.tiny import make_tiny_tokenizer
 
-CHATML = Text(make_tiny_tokenizer(), "tiny", eos_ids=[2])
 EOS = 2
-
-
-def _sentencepiece_like() -> Text:
-    """Metaspace words with byte fallback: the other family of tokenizers (Llama-2, Gemma, Mistral)."""
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁a", "▁b", "a", "b", "é"]
-    vocab = {piece: i for i, piece in enumerate(pieces)}
-    merges = [("▁", "a"), ("▁", "b")]
-    bpe = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", byte_fallback=True))
-    bpe.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    bpe.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    return Text(tokenizer, "pieces", eos_ids=[2])
-
-
-PIECES = _sentencepiece_like()
-TEXTS = {"byte level": CHATML, "byte fallback": PIECES}
 
 
 def _with_template(template: str | None, **kwargs: object) -> Text:
@@ -93,6 +70,8 @@ def test_template_that_refuses_or_drops_messages_is_named() -> None:
     refuses = _with_template("{{ raise_exception('no system role') }}")
     with pytest.raises(UserError, match=r"the chat template of other refuses .*\(system\): no system role"):
         refuses.encode_chat([{"role": "system", "content": "x"}])
+    with pytest.raises(UserError, match=r"refuses the conversation \(user\): can only concatenate"):
+        _with_template("{{ messages[0]['content'] + 3 }}").encode_chat([user("Hi")])
     with pytest.raises(UserError, match="drops a message"):
         _with_template("nothing").empty_user_prefix()
 
@@ -177,79 +156,3 @@ def test_digest_survives_saving_and_sees_every_difference(tiny_text_folder: Path
     for tokenizer in (other_split, one_more):
         assert not same_tokenizer(CHATML, Text(tokenizer, "x"))
     assert not same_tokenizer(CHATML, PIECES)
-
-
-# Streaming
-
-
-@given(data=st.data())
-@settings(deadline=None, max_examples=60)
-@pytest.mark.parametrize("family", TEXTS)
-def test_streamed_text_of_any_ids_is_the_decoded_text(family: str, data: st.DataObject) -> None:
-    text = TEXTS[family]
-    written = st.text("ab é東\U0001f600\n", max_size=12).map(text.encode)
-    # Arbitrary ids break characters apart; with byte fallback only whole texts are decoded the same in parts.
-    anything = st.lists(st.integers(0, text.vocab_size - 1), max_size=12)
-    ids = data.draw(written | anything if family == "byte level" else written)
-    stream, told, at = Detokenizer(text), "", 0
-    while at < len(ids):
-        size = data.draw(st.integers(1, 3))
-        fresh = stream.push(ids[at : at + size])
-        assert not fresh.endswith("\ufffd")
-        told, at = told + fresh, at + size
-    assert told + stream.flush() == text.decode(ids)
-
-
-@pytest.mark.parametrize("family", TEXTS)
-def test_an_unfinished_character_is_held_back(family: str) -> None:
-    text = TEXTS[family]
-    ids = text.encode("a東")[-3:]
-    stream = Detokenizer(text)
-    assert [stream.push([i]) for i in ids] == ["", "", "東"]
-    half = Detokenizer(text)
-    half.push(ids[:2])
-    assert half.pending and set(half.flush()) == {"\ufffd"} and half.pending == ""
-
-
-def _first_stop(text: Text, ids: list[int], strings: list[str]) -> tuple[int | None, str]:
-    """By the definition: decode ever longer beginnings until one contains a stop string."""
-    for count in range(1, len(ids) + 1):
-        so_far = text.decode(ids[:count])
-        found = [at for s in strings if (at := so_far.find(s)) >= 0]
-        if found:
-            return count, so_far[: min(found)]
-    return None, text.decode(ids)
-
-
-@given(
-    written=st.text("ab \né東.", max_size=20),
-    strings=st.lists(st.text("ab \né.", min_size=1, max_size=4), min_size=1, max_size=3),
-    family=st.sampled_from(list(TEXTS)),
-)
-@settings(deadline=None, max_examples=200)
-def test_stop_checker_agrees_with_the_definition(written: str, strings: list[str], family: str) -> None:
-    text = TEXTS[family]
-    ids = text.encode(written)
-    checker = StopChecker(text, strings)
-    stopped = next((n for n, i in enumerate(ids, 1) if checker.push(i)), None)
-    want, cut = _first_stop(text, ids, strings)
-    assert (stopped, checker.text) == (want, cut)
-
-
-def test_stop_string_across_tokens_inside_a_token_and_as_a_special_token() -> None:
-    def run(ids: list[int], *strings: str) -> tuple[list[bool], str]:
-        checker = StopChecker(CHATML, strings)
-        return [checker.push(i) for i in ids], checker.text
-
-    letters = [i for char in "one END two" for i in CHATML.encode(char)]
-    assert run(letters, "END") == ([False] * 6 + [True] * 5, "one ")
-    token = CHATML.encode(" smith")
-    assert len(token) == 1 and run(token, "mi") == ([True], " s")
-    assert run([*CHATML.encode("a"), EOS], "<|im_end|>") == ([False, True], "a")
-    assert run([*CHATML.encode("x"), *CHATML.encode("é")[:1]], "x") == ([True, True], "")
-    assert run(letters) == ([False] * 11, "one END two")
-
-
-def test_empty_stop_string_is_refused() -> None:
-    with pytest.raises(UserError, match="stop string is empty"):
-        StopChecker(CHATML, ["", "x"])

@@ -1,7 +1,10 @@
 """Checkpoints are whole or not there, hold everything, and refuse what is not theirs."""
 
 import errno
+import os
 import random
+import resource
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +46,7 @@ def trained(seed: int = 0) -> tuple[Tiny, torch.optim.AdamW]:
 
 
 def save(folder: Path, step: int, keep: int = 2, **state: Any) -> Checkpoints:
+    """Save checkpoint `step` of a small module."""
     checkpoints = Checkpoints(folder, keep)
     checkpoints.save(TrainState(step=step, **state), *trained(), [rng_state()])
     return checkpoints
@@ -82,13 +86,111 @@ def test_random_states_come_back() -> None:
     assert draws() == first
 
 
+def validated(*taus: float) -> list[dict[str, Any]]:
+    return [{"step": step, "tau": tau} for step, tau in enumerate(taus)]
+
+
 def test_the_last_and_the_best_stay(tmp_path: Path) -> None:
+    taus = (9.0, 2.0, 1.0, 1.5, 1.0)
+    for step in range(5):
+        checkpoints = save(tmp_path, step, validations=validated(*taus[: step + 1]))
+    assert checkpoints.steps() == [1, 3, 4]  # the untrained drafter is no candidate
+    assert checkpoints.best(validated(*taus)) == {"step": 1, "tau": 2.0}
+
+
+def test_best_is_the_highest_tau_then_the_earliest_on_disk(tmp_path: Path) -> None:
+    assert Checkpoints(tmp_path, 2).best(validated(9.0, 1.5)) is None
+    for step in range(4):
+        checkpoints = save(tmp_path, step, keep=4)
+    assert checkpoints.best(validated(9.0)) is None
+    assert checkpoints.best(validated(9.0, 1.5, 1.5, 1.2, 8.0)) == {"step": 1, "tau": 1.5}
+
+
+class Killed(BaseException):
+    """Nothing of ours may catch it."""
+
+
+def run(folder: Path, taus: Sequence[float], keep: int = 1) -> tuple[list[int], int]:
+    """A run that saves every step, from the newest checkpoint; what is on disk at the end, and the best."""
+    checkpoints = Checkpoints(folder, keep)
+    state = checkpoints.latest() or TrainState(step=-1)
+    checkpoints.prune(state)
+    while state.step < len(taus) - 1:
+        state.step += 1
+        state.validations.append({"step": state.step, "tau": taus[state.step]})
+        checkpoints.save(state, *trained(state.step), [rng_state()])
+    best = checkpoints.best(state.validations)
+    assert best is not None
+    checkpoints.load_weights(best["step"], Tiny())
+    return checkpoints.steps(), best["step"]
+
+
+def killing(call: int, patch: pytest.MonkeyPatch) -> list[str]:
+    """Whatever changes the disk in a save is done until number `call`, before which the process ends."""
+    done: list[str] = []
+
+    def counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def act(*args: Any, **kwargs: Any) -> Any:
+            if len(done) == call:
+                raise Killed
+            done.append(name)
+            return function(*args, **kwargs)
+
+        return act
+
+    for owner, name in ((checkpoint, "write_whole"), (checkpoint, "fsync_folder"), (checkpoint.shutil, "rmtree"),
+                        (Path, "rename")):  # fmt: skip
+        patch.setattr(owner, name, counted(name, getattr(owner, name)))
+    return done
+
+
+def test_a_kill_anywhere_leaves_the_same_best(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taus = (1.0, 2.0, 3.0, 1.0)  # step 1 is the best for a while, then step 2
+    with monkeypatch.context() as patch:
+        calls = killing(10**9, patch)
+        whole = run(tmp_path / "whole", taus)
+    assert whole == ([2, 3], 2) and len(calls) > 25
+    for call in range(len(calls)):
+        folder = tmp_path / str(call)
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            killing(call, patch)
+            run(folder, taus)
+        assert run(folder, taus) == whole, f"killed before number {call}, {calls[call]}"
+        assert not list(folder.glob(".writing-*"))
+
+
+def test_a_checkpoint_saved_again_keeps_its_files_and_is_never_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = save(tmp_path, 3, keep=1)
+    before = checkpoints.state(3).files
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda path, **_: pytest.fail(f"{path} was removed"))
+    save(tmp_path, 3, keep=1, validations=[{"step": 3, "tau": 1.5}])
+    state = checkpoints.latest()
+    assert state is not None and state.validations and state.files == before and len(before) == 3
+
+
+def test_damaged_weights_never_become_the_drafter(tmp_path: Path) -> None:
     checkpoints = save(tmp_path, 1)
-    checkpoints.set_best({"step": 1, "tau": 2.0})
-    for step in (2, 3, 4):
-        save(tmp_path, step)
-    assert checkpoints.steps() == [1, 3, 4]
-    assert checkpoints.best() == {"step": 1, "tau": 2.0}
+    weights = checkpoints.path(1) / "drafter.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1  # still a safetensors file of the right shapes
+    weights.write_bytes(content)
+    module, before = Tiny(), Tiny().state_dict()
+    module.load_state_dict(before)
+    with pytest.raises(UserError, match=r"drafter\.safetensors is damaged: remove .*step-1 and run the same command"):
+        checkpoints.load_weights(1, module)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+def test_what_lies_behind_a_damaged_checkpoint_does_not_crowd_out_new_ones(tmp_path: Path) -> None:
+    for step in (2, 6, 8):
+        checkpoints = save(tmp_path, step, keep=3)
+    (checkpoints.path(8) / "state.json").write_text("{")
+    state = checkpoints.latest()
+    assert state is not None and state.step == 6
+    save(tmp_path, 7, keep=1)
+    assert checkpoints.steps() == [7]
 
 
 def test_a_truncated_checkpoint_is_never_picked_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,6 +230,34 @@ def test_a_full_disk_keeps_the_last_good_checkpoint(
     assert checkpoints.steps() == [1] and [p.name for p in tmp_path.iterdir()] == ["step-1"]
     state = checkpoints.latest()
     assert state is not None and state.step == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_or_quota_while_renaming_is_one_line_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    checkpoints = save(tmp_path, 1)
+
+    def full(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "rename", full)
+    with pytest.raises(UserError, match=rf"{os.strerror(number)}.*last good checkpoint is .*step-1"):
+        save(tmp_path, 2)
+    assert checkpoints.steps() == [1] and [p.name for p in tmp_path.iterdir()] == ["step-1"]
+
+
+def test_a_file_size_limit_keeps_the_last_good_checkpoint(tmp_path: Path) -> None:
+    checkpoints = save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, hard))  # the random state is 7 kB
+    try:
+        with pytest.raises(UserError, match=r"File too large.*the last good checkpoint is .*step-1"):
+            save(tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert checkpoints.steps() == [1] and [p.name for p in tmp_path.iterdir()] == ["step-1"]
+    assert checkpoints.latest() is not None
 
 
 def test_another_configuration_is_refused_by_name(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ from conf.errors import UserError
 from conf.schema import LmConfig, OptimConfig
 from data.loader import Loader
 from inference.drafters import build
-from train.loop import Trainer, best_validation, validation_steps
+from train.checkpoint import Checkpoints
+from train.loop import Trainer, validation_steps
 from train.step import Distillation
 
 
@@ -127,7 +128,7 @@ def test_validations_and_the_best_checkpoint(tmp_path: Path, make_trainer: Any, 
     validator = fake_validator({0: 3.0, 4: 2.0, 8: 1.5})
     state = trainer.train(lambda: validator)
     assert validator.asked == [0, 4, 8] and state.step == 8
-    best = trainer.checkpoints.best()
+    best = trainer.checkpoints.best(state.validations)
     assert best is not None and best["step"] == 4  # the untrained drafter is no candidate
     assert trainer.checkpoints.steps() == [4, 8]
     logged = lines(tmp_path)
@@ -146,6 +147,30 @@ def test_the_best_survives_even_when_it_is_old(
     trainer = make_trainer(tmp_path, cfg)
     trainer.train(lambda: fake_validator({2: 5.0}))
     assert trainer.checkpoints.steps() == [2, 8]
+
+
+@pytest.mark.parametrize("killed_at", [4, 8])
+def test_a_kill_between_a_checkpoint_and_what_follows_from_it(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, killed_at: int
+) -> None:
+    cfg, taus = config(), {2: 2.0, killed_at: 3.0}
+    cfg.checkpoint.validations, cfg.checkpoint.keep = 4, 1
+    prune = Checkpoints.prune
+
+    def die(self: Checkpoints, state: Any) -> None:
+        if state.step == killed_at:
+            raise Killed
+        prune(self, state)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Checkpoints, "prune", die)
+        make_trainer(tmp_path, cfg).train(lambda: fake_validator(taus))
+    resumed = make_trainer(tmp_path, cfg)
+    state = resumed.train(lambda: fake_validator(taus))
+    best = resumed.checkpoints.best(state.validations)
+    assert best is not None and (best["step"], best["tau"]) == (killed_at, 3.0)
+    assert resumed.checkpoints.steps() == sorted({killed_at, 8})
+    resumed.checkpoints.load_weights(killed_at, resumed.drafter)
 
 
 def test_a_finished_run_does_nothing_more(tmp_path: Path, make_trainer: Any, fake_validator: Any) -> None:
@@ -181,14 +206,6 @@ def test_validation_steps() -> None:
     assert validation_steps(100, 4) == {0, 25, 50, 75, 100}
     assert validation_steps(2, 4) == {0, 1, 2}
     assert validation_steps(1, 4) == {0, 1}
-
-
-def test_best_is_the_highest_tau_then_the_earliest() -> None:
-    def v(step: int, tau: float) -> dict[str, Any]:
-        return {"step": step, "tau": tau}
-
-    assert best_validation([v(0, 9.0)]) is None
-    assert best_validation([v(0, 9.0), v(5, 1.5), v(10, 1.5), v(15, 1.2)]) == v(5, 1.5)
 
 
 def test_full_vocabulary_lm_trains_too(tmp_path: Path, tiny_target: Any, store: Any, accelerator: Any, config: Any,

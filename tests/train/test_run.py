@@ -1,6 +1,7 @@
 """The stage from a store to a drafter folder, on the tiny target, with its real held-out prompts."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from conf.digest import digest_of, plain
 from conf.errors import UserError
+from conf.paths import read_json
 from conf.schema import (
     CheckpointConfig,
     DataConfig,
@@ -28,10 +31,12 @@ from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
-from train.run import run
+from train.loop import Trainer
+from train.run import run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
 
 VOCAB = 96
+COLLECTED = {"sources": ["a.jsonl"], "temperatures": [0.5], "mode": "generate"}
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +67,9 @@ def config(run_dir: Path, folder: Path, **changes: Any) -> RunConfig:
 @pytest.fixture
 def run_dir(tmp_path: Path, target: Target) -> Path:
     """A run directory whose store holds 24 short answers of the tiny target."""
-    store = Store.create(tmp_path / "run" / "store", store_identity(target.identity, "cache", target.hidden_size))
+    store = Store.create(
+        tmp_path / "run" / "store", store_identity(target.identity, "cache", target.hidden_size), {"data": COLLECTED}
+    )
     prompts = [target.text.encode_chat([{"role": "user", "content": f"Strike {i} times."}]) for i in range(24)]
     decoder = Decoder(target, None, batch=24, keep_hidden=True, sampling=Sampling(1.0))
     results = decoder.generate([Request(p, max_new_tokens=24) for p in prompts])
@@ -88,17 +95,52 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     assert figures["best"]["step"] > 0 and figures["untrained_tau"] >= 1.0
     assert figures["best"]["parity_max_abs_difference"] <= figures["best"]["parity_bound"]
     assert figures["best"]["mismatches"] == 0
-    drafter, _, about = load_drafter(run_dir / "drafter", target)
+    drafter, tuned, about = load_drafter(run_dir / "drafter", target)
     assert about["training"]["best"] == figures["best"]
+    assert about["training"]["lookup"] == (lookup := figures["lookup"])
+    assert (tuned.min_match, tuned.max_match) == (lookup["min_match"], lookup["max_match"])
+    assert lookup["configured"] == pytest.approx(figures["best"]["tau"])
     assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
     assert target.eos_ids <= set(drafter.draft_ids.tolist())
-    assert Validator(cfg, target).validate(0, drafter).tau == figures["best"]["tau"]
+    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
     run(cfg)
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 2 and "already" in out[0] and out[1].endswith("train.json")
+
+
+def test_the_drafter_says_how_it_was_trained_wherever_it_is_used(
+    run_dir: Path, tiny_text_folder: Path, target: Target
+) -> None:
+    cfg = config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2, lr=2e-3), seed=4)
+    run(cfg)
+    elsewhere = run_dir.parent / "elsewhere"
+    (run_dir / "drafter").rename(elsewhere)
+    training = load_drafter(elsewhere, target)[2]["training"]
+    assert training["optim"] == plain(cfg.optim) and training["objective"] == plain(cfg.objective)
+    assert training["seed"] == 4 and training["steps"] == 2 and training["seconds"] > 0
+    assert training["data"] == COLLECTED  # what the store was collected with, whatever this run's data group says
+    store = Store.open(run_dir / "store")
+    assert training["store"]["rows"] == 24
+    assert training["store"]["response_tokens"] == sum(len(row.response_ids) for row in store.rows())
+    assert training["git_revision"] == read_json(run_dir / "provenance.json")["git_revision"]
+    assert training["versions"]["torch"] == torch.__version__
+    assert not [text for text in json.dumps(training).split('"') if text.startswith("/")]
+
+
+def test_rows_that_are_excluded_later_make_another_training(
+    run_dir: Path, tiny_text_folder: Path, target: Target
+) -> None:
+    cfg = config(run_dir, tiny_text_folder)
+    identities = [training_identity(cfg, target, Store.open(run_dir / "store"), 1)]
+    for key in ("k1", "k2"):
+        with Store.open(run_dir / "store", write=True) as store:
+            store.exclude({key: 1})
+        identities.append(training_identity(cfg, target, Store.open(run_dir / "store"), 1))
+    assert len({digest_of(identity) for identity in identities}) == 3
+    assert "excluded" not in identities[0]  # what was trained before rows could be excluded is still valid
 
 
 def test_other_settings_in_the_same_run_are_refused(run_dir: Path, tiny_text_folder: Path) -> None:
@@ -120,7 +162,9 @@ def test_lookup_alone_needs_no_training(
 ) -> None:
     run(config(tmp_path, tiny_text_folder, drafter=NgramConfig()))
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "timing" / "train.json")
-    assert read_about(tmp_path / "drafter")["drafter"]["kind"] == "ngram"
+    about, found = read_about(tmp_path / "drafter"), load_drafter(tmp_path / "drafter", target)[1]
+    assert about["drafter"]["kind"] == "ngram" and about["training"].keys() == {"lookup"}
+    assert found.min_match == about["training"]["lookup"]["min_match"]
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
 
 
@@ -137,6 +181,31 @@ def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path,
     b, _, _ = load_drafter(run_dir.parent / "second" / "drafter", target)
     for (name, p), (_, q) in zip(a.named_parameters(), b.named_parameters(), strict=True):
         torch.testing.assert_close(p, q, atol=1e-6, rtol=0, msg=name)
+
+
+def test_a_damaged_best_checkpoint_does_not_become_the_drafter(
+    run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=4))
+    train_loop = Trainer.train
+
+    def then_damage(self: Trainer, make_validator: Any) -> Any:
+        state = train_loop(self, make_validator)
+        best = self.checkpoints.best(state.validations)
+        assert best is not None
+        weights = self.checkpoints.path(best["step"]) / "drafter.safetensors"
+        content = bytearray(weights.read_bytes())
+        content[-1] ^= 1
+        weights.write_bytes(content)
+        return state
+
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"damaged: remove (\S+) and run") as refused:
+        patch.setattr(Trainer, "train", then_damage)
+        run(cfg)
+    assert not (run_dir / "drafter").exists()
+    shutil.rmtree(str(refused.value).split("remove ")[1].split(" and run")[0])
+    run(cfg)  # what it said to do
+    assert (run_dir / "drafter").is_dir()
 
 
 def test_failed_parity_ends_the_run(run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from accelerate import Accelerator
+from largest import Largest
 from torch import Tensor
 
 import train.step as step_module
@@ -16,7 +17,7 @@ from inference.drafters import Drafter, build
 from inference.target import Target
 from train.objectives import Comparison, Teacher, objective
 from train.optim import build_optimizer
-from train.step import Distillation, TrainView, anchor_chunks
+from train.step import Distillation, Sums, TrainView, chunks
 from train.teacher import TargetTeacher
 
 IDS = torch.arange(0, 128, 3)
@@ -96,11 +97,12 @@ def direct(d: Distillation, batch: Batch) -> tuple[Tensor, dict[str, list[float]
 @pytest.mark.parametrize("normalise", list(Normalise))
 @pytest.mark.parametrize("kind", [ObjectiveKind.lk, ObjectiveKind.ce])
 @pytest.mark.parametrize("pieces", [[slice(0, 5)], [slice(0, 2), slice(2, 5)]])
+@pytest.mark.parametrize("size", [10, 2])  # positions of a chunk: two anchors of all rows, one anchor of two rows
 def test_gradients_and_metrics_equal_a_direct_computation(
     distil: Callable[..., Distillation], batch: Batch, monkeypatch: pytest.MonkeyPatch,
-    normalise: Normalise, kind: ObjectiveKind, pieces: Sequence[slice],
+    normalise: Normalise, kind: ObjectiveKind, pieces: Sequence[slice], size: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * 5 * STEPS * len(IDS) * 2)  # two anchors a chunk
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * STEPS * len(IDS) * size)
     settings = {"kind": kind, "normalise": normalise, "position_weights": PositionWeights.decay}
     reference = distil(**settings)
     loss, means = direct(reference, batch)
@@ -167,10 +169,34 @@ def test_what_is_not_finite_is_named_and_nothing_is_trained(
     assert all(torch.equal(before[n], p) for n, p in d.drafter.named_parameters())
 
 
-def test_anchor_chunks_cover_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.empty(2, 7, 3, 4)
-    monkeypatch.setattr(step_module, "CHUNK_BYTES", 4 * 2 * 3 * 4 * 3)
-    assert list(anchor_chunks(logits)) == [slice(0, 3), slice(3, 6), slice(6, 7)]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("fit", [1, 2, 5, 14, 10**6])
+def test_chunks_cover_everything_once_and_stay_below_the_bound(
+    monkeypatch: pytest.MonkeyPatch, fit: int, dtype: torch.dtype
+) -> None:
+    logits, seen = torch.zeros(3, 7, 3, 4, dtype=dtype), torch.zeros(3, 7)
+    bound = (8 if dtype == torch.float64 else 4) * 3 * 4 * fit
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", bound)
+    for part in chunks(logits):
+        seen[part] += 1
+        assert Comparison(logits[part], Teacher(logits[part], logits[part], logits[part])).log_q.nbytes <= bound
+    assert seen.eq(1).all()
+    assert list(chunks(logits[:, :0])) == []
     monkeypatch.setattr(step_module, "CHUNK_BYTES", 1)
-    assert len(list(anchor_chunks(logits))) == 7
-    assert list(anchor_chunks(logits[:, :0])) == []
+    assert len(list(chunks(logits))) == 21  # one anchor of one row is the least
+
+
+def test_a_step_compares_in_bounded_memory(
+    distil: Callable[..., Distillation], batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    d = distil()
+    bound = 4 * STEPS * len(IDS) * 2  # two positions
+    monkeypatch.setattr(step_module, "CHUNK_BYTES", bound)
+    logits = d.drafter.train_logits(batch).detach().requires_grad_()
+    d.view = lambda _: logits  # type: ignore[assignment]
+    norms = d.teacher.norms(batch)
+    monkeypatch.setattr(d.teacher, "norms", lambda *_, **__: norms)
+    with Largest() as largest:
+        d._accumulate(batch, Sums.zeros(STEPS, torch.device("cpu")))
+    assert logits.grad is not None and logits.nbytes > 20 * bound
+    assert set(largest.above(bound)) == {logits.nbytes} and len(largest.above(bound)) <= 2  # the gradient and a copy

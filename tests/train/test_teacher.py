@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from largest import Largest
 from torch import Tensor
 
 import train.teacher as teacher_module
@@ -37,16 +38,16 @@ def test_equals_the_model_at_every_draft_position(kind: str, trimmed: bool, batc
     truth, steps = expected(target, batch, 0.7), 3
     teacher = TargetTeacher(target, IDS if trimmed else None, temperature=0.7)
     norms = teacher.norms(batch)
-    for anchors in (slice(0, 4), slice(4, batch.response.shape[1] - 1)):
-        part = teacher.at(batch, norms, anchors, steps)
-        assert part.log_p.shape == (5, anchors.stop - anchors.start, steps, len(ids))
-        mask = batch.supervised(steps)[:, anchors]
-        for b, a, k in mask.nonzero().tolist():
-            r = anchors.start + a + 1 + k
-            torch.testing.assert_close(part.log_p[b, a, k], truth[b, r, ids], atol=2e-4, rtol=1e-4)
+    last = batch.response.shape[1] - 1
+    for rows, anchors in ((slice(0, 5), slice(0, 4)), (slice(0, 2), slice(4, last)), (slice(2, 5), slice(4, last))):
+        part = teacher.at(batch, norms, (rows, anchors), steps)
+        assert part.log_p.shape == (rows.stop - rows.start, anchors.stop - anchors.start, steps, len(ids))
+        for i, a, k in batch.supervised(steps)[rows, anchors].nonzero().tolist():
+            b, r = rows.start + i, anchors.start + a + 1 + k
+            torch.testing.assert_close(part.log_p[i, a, k], truth[b, r, ids], atol=2e-4, rtol=1e-4)
             top, token = int(truth[b, r].argmax()), int(batch.response[b, r])
-            assert int(part.argmax[b, a, k]) == (ids.tolist().index(top) if top in ids else OUTSIDE)
-            assert int(part.tokens[b, a, k]) == (ids.tolist().index(token) if token in ids else OUTSIDE)
+            assert int(part.argmax[i, a, k]) == (ids.tolist().index(top) if top in ids else OUTSIDE)
+            assert int(part.tokens[i, a, k]) == (ids.tolist().index(token) if token in ids else OUTSIDE)
 
 
 def test_seen_rows_cost_no_full_head_again(tiny_target: Target, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,15 @@ def test_seen_rows_cost_no_full_head_again(tiny_target: Target, batch: Batch, mo
     monkeypatch.setattr(tiny_target, "head", lambda *_: pytest.fail("the full head ran again"))
     again = teacher.norms(batch, remember=True)
     assert torch.equal(first.log_norm, again.log_norm) and torch.equal(first.argmax, again.argmax)
+
+
+def test_normalisers_take_no_more_memory_for_more_positions(
+    tiny_target: Target, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teacher_module, "HEAD_BYTES", 3 * 4 * tiny_target.vocab_size)
+    with Largest() as largest:
+        TargetTeacher(tiny_target, IDS).norms(batch)
+    assert largest.nbytes() == 3 * 4 * tiny_target.vocab_size
 
 
 def test_chunks_of_positions_change_nothing(tiny_target: Target, batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:

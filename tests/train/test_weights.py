@@ -67,10 +67,14 @@ def test_micro_batches_and_chunks_reduce_like_one_batch(normalise: Normalise) ->
     loss = torch.rand(B, A, K, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     cfg = ObjectiveConfig(normalise=normalise, position_weights=PositionWeights.decay)
     total, count = 0.0, 0
+    s = supervise(mask, normalise)
+    chunks = [(slice(0, 1), slice(0, A)), (slice(1, B), slice(0, 2)), (slice(1, B), slice(2, A))]
+    chunked = sum(float(weighted_sum(loss[part], c, s, part, cfg)) for part in chunks)  # of rows and anchors
+    assert chunked / int(s.count) == pytest.approx(naive(loss, mask, normalise), rel=1e-6)
     for rows in (slice(0, 2), slice(2, 3)):  # two micro-batches
         s = supervise(mask[rows], normalise)
         for anchors in (slice(0, 3), slice(3, 4)):  # two chunks each
-            total += float(weighted_sum(loss[rows, anchors], c, s, anchors, cfg))
+            total += float(weighted_sum(loss[rows, anchors], c, s, (slice(0, B), anchors), cfg))
         count += int(s.count)
     assert total / count == pytest.approx(naive(loss, mask, normalise), rel=1e-6)
 
@@ -81,5 +85,5 @@ def test_masked_positions_neither_count_nor_poison() -> None:
     loss[~mask] = float("nan")
     s = supervise(mask, Normalise.token)
     cfg = ObjectiveConfig(position_weights=PositionWeights.uniform)
-    assert float(weighted_sum(loss, c, s, slice(0, A), cfg)) == int(mask.sum()) == int(s.count)
+    assert float(weighted_sum(loss, c, s, (slice(0, B), slice(0, A)), cfg)) == int(mask.sum()) == int(s.count)
     assert int(supervise(mask, Normalise.sequence).count) == 2

@@ -25,15 +25,17 @@ import torch
 from torch import Tensor
 
 from conf.schema import Rule
-from inference.acceptance import Counts, Round
-from inference.batch import Batch, make_batch, response_positions
-from inference.drafters.base import Drafter
-from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.lm import LmDrafter
-from inference.drafters.ngram import NgramDrafter, SuffixIndex
-from inference.sampling import Sampling, process
-from inference.target import Target
-from inference.verify import survival
+
+from .acceptance import Round
+from .batch import Batch, make_batch
+from .drafters.base import Drafter
+from .drafters.hybrid import HybridDrafter
+from .drafters.lm import LmDrafter
+from .drafters.ngram import NgramDrafter, SuffixIndex
+from .parity import with_hidden
+from .sampling import Sampling, process
+from .target import Target
+from .verify import survival
 
 UNKNOWN = -1  # a rejected draft token that was not simulated
 
@@ -130,7 +132,7 @@ def chain_chances(
 
     sampled: whether the drafter draws from q (default: exactly when the target is sampled).
     """
-    batch = record_batch(target, record, getattr(drafter, "taps", ()))
+    batch = record_batch(target, record, drafter.taps)
     with torch.inference_mode():
         logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
     sampled = not sampling.greedy if sampled is None else sampled
@@ -150,12 +152,7 @@ def chain_chances(
 def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Batch:
     """The record as a training batch of one row on the target's device."""
     batch = make_batch([record.prompt], [record.tokens], [record.hidden]).to(target.device)
-    if taps:
-        width = batch.response.shape[1]
-        places = response_positions(batch.starts, width, batch.tokens.shape[1])[0]
-        seen = target.read(batch.tokens, batch.lengths.cpu(), taps).taps
-        batch.taps = tuple(tap[:, places] for tap in seen)
-    return batch
+    return with_hidden(target, batch, taps)
 
 
 def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
@@ -203,22 +200,3 @@ def _mass(q: Tensor, truth: Tensor, draft_ids: Tensor | None, vocab_size: int) -
     place[draft_ids.to(q.device)] = torch.arange(len(draft_ids), device=q.device)
     inside = place[truth]
     return torch.where(inside >= 0, q.gather(2, inside.clamp(min=0)[..., None]).squeeze(2), 0.0)
-
-
-def tune_lookup(records: Sequence[Record], k: int) -> tuple[Lookup, int]:
-    """The best prompt lookup on the choosing set at temperature 0: suffix lengths and draft length (up to k,
-    the drafter's own budget), by tokens a round; ties go to the shorter draft, then to the longer match."""
-    best: tuple[float, Lookup, int] | None = None
-    for length in range(1, k + 1):
-        for min_match in (3, 2, 1):
-            for max_match in (5, 4, 3, 2):
-                if max_match < min_match:
-                    continue
-                lookup = Lookup(min_match, max_match)
-                counts = Counts()
-                for record in records:
-                    counts.add(replay(record, length, lookup=lookup))
-                if best is None or counts.mean_acceptance_length > best[0]:
-                    best = counts.mean_acceptance_length, lookup, length
-    assert best is not None
-    return best[1], best[2]

@@ -1,0 +1,134 @@
+"""What the target is asked: to collect training data, and in the evaluation."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from .errors import require
+
+
+class Features(StrEnum):
+    """Where training gets the target's hidden states from."""
+
+    cache = "cache"
+    recompute = "recompute"
+
+
+class DataMode(StrEnum):
+    """generate: the target writes the responses; prefill: it reads existing answers."""
+
+    generate = "generate"
+    prefill = "prefill"
+
+
+class Acceptance(StrEnum):
+    """exact: lossless; typical: Medusa's typical acceptance, LOSSY."""
+
+    exact = "exact"
+    typical = "typical"
+
+
+class Rule(StrEnum):
+    """How sampled drafts are verified; both are lossless. auto: block verification, which is the token rule for
+    deterministic drafts; token: token by token always."""
+
+    auto = "auto"
+    token = "token"
+
+
+MIN_TEMPERATURE = 1e-5
+TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
+
+
+def is_temperature(value: float) -> bool:
+    """0, or large enough that logits divided by it stay numbers in float32."""
+    return value == 0 or value >= MIN_TEMPERATURE
+
+
+@dataclass
+class DataConfig:
+    """What the target is asked, and how its answers are collected."""
+
+    mode: DataMode = DataMode.generate
+    sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
+    prompts: int = 1200  # prompts taken from the sources
+    self_written: int = 0  # requests that the target writes itself
+    response_tokens: int = 45000  # collection stops at this many response tokens
+    max_prompt_tokens: int = 640
+    max_new_tokens: int = 192
+    turns: int = 1  # turns of a multi-turn prompt that are answered
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])  # taken in turn, prompt by prompt
+    top_p: float = 1.0
+    batch: int = 64  # rows in flight
+    features: Features = Features.cache
+    max_disk: str = "2GB"  # cached hidden states above this are refused
+    store: str | None = None  # an existing store folder; default: run_dir/store
+    repair: bool = False  # drop damaged shards; only their rows are collected again
+
+    def __post_init__(self) -> None:
+        require(len(self.sources) > 0 or self.self_written > 0, "data.sources", self.sources, "at least one")
+        for key in ("prompts", "response_tokens", "max_prompt_tokens", "max_new_tokens", "turns", "batch"):
+            require(getattr(self, key) >= 1, f"data.{key}", getattr(self, key), ">= 1")
+        require(self.self_written >= 0, "data.self_written", self.self_written, ">= 0")
+        require(
+            len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)),
+            "data.temperatures",
+            self.temperatures,
+            f"a list, each {TEMPERATURES}",
+        )
+        require(0 < self.top_p <= 1, "data.top_p", self.top_p, "above 0, up to 1")
+        parse_bytes(self.max_disk, "data.max_disk")
+
+
+@dataclass
+class BenchConfig:
+    """The evaluation protocol (design.md section 1)."""
+
+    sets: list[str] = field(default_factory=lambda: ["builtin"])
+    spec_bench_path: str | None = None
+    prompts: int = 21  # a set, stratified over its categories; 48 for spec_bench
+    spec_bench_prompts: int = 48
+    max_new_tokens: int = 96
+    turns: int = 1
+    temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    sampled_prompts: int = 7  # prompts of each set at temperatures above 0
+    acceptance: Acceptance = Acceptance.exact
+    rule: Rule = Rule.auto
+    bootstrap: int = 2000
+    lossless_draws: int = 20000
+    show_text: bool | None = None  # None: built-in prompts only
+
+    def __post_init__(self) -> None:
+        require(len(self.sets) > 0, "bench.sets", self.sets, "at least one of builtin, spec_bench, a file")
+        require(
+            "spec_bench" not in self.sets or self.spec_bench_path is not None, "bench.spec_bench_path",
+            self.spec_bench_path, "the path of Spec-Bench's question.jsonl when bench.sets has spec_bench",
+        )
+        files = [name for name in self.sets if name not in ("builtin", "spec_bench")]
+        for name in files:
+            require(Path(name).is_file(), "bench.sets", name, "builtin, spec_bench, or an existing file")
+        if self.spec_bench_path is not None:
+            require(Path(self.spec_bench_path).is_file(), "bench.spec_bench_path", self.spec_bench_path, "a file")
+        for key in ("prompts", "spec_bench_prompts", "max_new_tokens", "turns", "sampled_prompts", "bootstrap"):
+            require(getattr(self, key) >= 1, f"bench.{key}", getattr(self, key), ">= 1")
+        require(
+            len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)), "bench.temperatures",
+            self.temperatures, f"a list, each {TEMPERATURES}",
+        )
+        require(
+            self.acceptance is Acceptance.exact, "bench.acceptance", self.acceptance.value,
+            "exact (typical acceptance is LOSSY, and the verifier does not have it)",
+        )  # fmt: skip
+        require(self.lossless_draws >= 100, "bench.lossless_draws", self.lossless_draws, ">= 100")
+
+
+def parse_bytes(text: str, key: str) -> int:
+    """'2GB' -> bytes (decimal units B, KB, MB, GB, TB). Raises ConfigError naming `key`."""
+    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
+    upper = text.upper().replace(" ", "")
+    for unit, factor in units.items():
+        number = upper.removesuffix(unit)
+        if number != upper and number.replace(".", "", 1).isdecimal():
+            return int(float(number) * factor)
+    require(False, key, text, "a number with a unit: B, KB, MB, GB, TB")
+    raise AssertionError("unreachable")

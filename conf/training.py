@@ -1,0 +1,117 @@
+"""What training minimises, for how long, what it keeps and where it is told."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from .errors import require
+
+
+class ObjectiveKind(StrEnum):
+    """The objectives of train/objectives.py."""
+
+    forward_kl = "forward_kl"
+    reverse_kl = "reverse_kl"
+    jsd = "jsd"
+    ce = "ce"
+    tv = "tv"
+    nla = "nla"
+    lk = "lk"
+    e2e = "e2e"
+    e2e_exact = "e2e_exact"
+
+
+class PositionWeights(StrEnum):
+    """Weights over draft positions k."""
+
+    uniform = "uniform"
+    decay = "decay"
+    exp = "exp"
+    dpace = "dpace"
+
+
+class Normalise(StrEnum):
+    """sequence: mean over each sequence, then over sequences; token: mean over all supervised positions."""
+
+    sequence = "sequence"
+    token = "token"
+
+
+@dataclass
+class ObjectiveConfig:
+    """What training minimises (train/objectives.py has the formulas)."""
+
+    kind: ObjectiveKind = ObjectiveKind.lk
+    temperature: float = 1.0  # of the target's distribution
+    eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel heads (Medusa)
+    jsd_beta: float = 0.5
+    ce_hard: bool = False  # ce: label = the response token instead of argmax p
+    position_weights: PositionWeights = PositionWeights.decay
+    normalise: Normalise = Normalise.sequence
+
+    def __post_init__(self) -> None:
+        require(self.temperature > 0, "objective.temperature", self.temperature, "> 0")
+        require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
+        require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
+
+
+@dataclass
+class OptimConfig:
+    """AdamW with warmup and cosine decay, and how long to train."""
+
+    lr: float = 1e-3
+    weight_decay: float = 0.01
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    warmup: float = 0.05  # share of all steps
+    final_lr: float = 0.05  # share of lr left at the end
+    clip: float = 1.0
+    epochs: float = 3.0
+    max_steps: int | None = None
+    batch_tokens: int = 1024  # supervised positions in a micro-batch
+    accumulate: int = 1
+    autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
+
+    def __post_init__(self) -> None:
+        require(self.lr > 0, "optim.lr", self.lr, "> 0")
+        require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, ">= 0")
+        require(
+            len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas,
+            "two numbers from 0 to below 1",
+        )
+        require(0 <= self.warmup <= 1, "optim.warmup", self.warmup, "0 to 1")
+        require(0 <= self.final_lr <= 1, "optim.final_lr", self.final_lr, "0 to 1")
+        require(self.clip > 0, "optim.clip", self.clip, "> 0")
+        require(self.epochs > 0, "optim.epochs", self.epochs, "> 0")
+        require(self.max_steps is None or self.max_steps >= 1, "optim.max_steps", self.max_steps, ">= 1")
+        require(self.batch_tokens >= 1, "optim.batch_tokens", self.batch_tokens, ">= 1")
+        require(self.accumulate >= 1, "optim.accumulate", self.accumulate, ">= 1")
+        require(
+            self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"
+        )
+
+
+@dataclass
+class CheckpointConfig:
+    """When to validate and save, and how much stays on disk."""
+
+    keep: int = 2  # last k, plus the best
+    validations: int = 4  # validations over the run; each saves a checkpoint
+    choose_prompts: int = 21  # held-out prompts decoded live
+    choose_tokens: int = 48
+
+    def __post_init__(self) -> None:
+        for key in ("keep", "validations", "choose_prompts", "choose_tokens"):
+            require(getattr(self, key) >= 1, f"checkpoint.{key}", getattr(self, key), ">= 1")
+
+
+@dataclass
+class TrackingConfig:
+    """Weights & Biases: `auto` is online when a key is configured, else offline."""
+
+    wandb: str = "auto"  # auto | online | offline | off
+    project: str = "draftsmith"
+
+    def __post_init__(self) -> None:
+        require(
+            self.wandb in ("auto", "online", "offline", "off"), "tracking.wandb", self.wandb,
+            "auto, online, offline, off",
+        )

@@ -1,0 +1,69 @@
+"""Prompts from hub data sets: their rows as a stream, and the commit that they are read at."""
+
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import HfApi, constants
+
+from conf.errors import UserError
+
+from .tables import PlacedRow
+
+COMMIT = re.compile("[0-9a-f]{40}")
+ANSWER_SECONDS = 10.0  # how long the hub is waited for when it is only asked for a commit
+
+
+def hub_rows(source: str, most: int | None) -> tuple[str, Iterator[PlacedRow]]:
+    """The commit and the rows, at most `most` of them, of `org/name[@revision][:split]` (split: train).
+
+    Without a connection what `datasets` has in its cache is read. Raises UserError, also while rows are read: the
+    hub, the revision or the split can't be had, or only another commit than the wanted one is in the cache.
+    """
+    import datasets  # slow to import, needed for this kind of source only
+
+    name, revision, split = _parts(source)
+    try:
+        builder = datasets.load_dataset_builder(name, revision=revision)
+    except Exception as error:
+        raise _unreadable(source, error) from error
+    found, wanted = str(builder.hash), hub_commit(source)
+    if wanted != found and (wanted or revision):
+        asked = wanted or f"the commit of {revision}"
+        raise UserError(f"hub:{source} was not read from the hub, and the cache holds commit {found}, not {asked}: "
+                        f"connect, or name the cached one, {name}@{found}")  # fmt: skip
+    return found, _stream(source, builder, split, most)
+
+
+def hub_commit(source: str) -> str | None:
+    """The commit hash that a source stands for now: by the hub, else by this machine's cache; None: not known."""
+    name, revision, _ = _parts(source)
+    if revision and COMMIT.fullmatch(revision):
+        return revision
+    try:
+        return HfApi().dataset_info(name, revision=revision, timeout=ANSWER_SECONDS).sha
+    except Exception:  # whatever keeps the hub from answering, the cache may know
+        folder = Path(constants.HF_HUB_CACHE) / f"datasets--{name.replace('/', '--')}"
+        ref = folder / "refs" / (revision or "main")
+        return ref.read_text().strip() if ref.is_file() else None
+
+
+def _stream(source: str, builder: Any, split: str, most: int | None) -> Iterator[PlacedRow]:
+    try:
+        for i, row in enumerate(islice(builder.as_streaming_dataset(split=split), most)):
+            yield f"hub:{source}, row {i + 1}", cast(dict[str, Any], row)
+    except Exception as error:
+        raise _unreadable(source, error) from error
+
+
+def _parts(source: str) -> tuple[str, str | None, str]:
+    rest, _, split = source.partition(":")
+    name, _, revision = rest.partition("@")
+    return name, revision or None, split or "train"
+
+
+def _unreadable(source: str, error: Exception) -> UserError:
+    first = (str(error) or "no message").splitlines()[0]
+    return UserError(f"hub:{source} could not be read ({type(error).__name__}: {first})")

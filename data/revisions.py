@@ -1,0 +1,51 @@
+"""What prompt sources and benchmark files held when they were read: part of a store's provenance.
+
+A revision is the SHA-256 of a file's content, the commit of a hub data set, or the digest of the built-in files.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from conf.digest import digest_of, file_digest, plain
+from conf.schema import RunConfig
+
+from .builtin_set import FOLDER
+from .hub import hub_commit
+
+BUILTIN, TEMPLATED, SPEC_BENCH = "builtin", "templated", "spec_bench"
+HUB = "hub:"
+
+# What rows come out does not depend on these.
+NEUTRAL = ("batch", "max_disk", "store", "repair")
+
+
+def revision_of(source: str) -> str | None:
+    """A source's or benchmark file's revision now; None where it can't be had (no file, no connection)."""
+    if source in (BUILTIN, TEMPLATED):
+        return digest_of({path.name: file_digest(path) for path in FOLDER.glob("*.json*")})
+    if source.startswith(HUB):
+        return hub_commit(source.removeprefix(HUB))
+    try:
+        return file_digest(Path(source))
+    except OSError:
+        return None
+
+
+def bench_files(cfg: RunConfig) -> list[str]:
+    """The files whose prompts are reported on, Spec-Bench's too."""
+    files = [name for name in cfg.bench.sets if name not in (BUILTIN, SPEC_BENCH)]
+    return files + ([cfg.bench.spec_bench_path] if cfg.bench.spec_bench_path else [])
+
+
+def held_out_revisions(cfg: RunConfig) -> dict[str, str | None]:
+    """The revision of everything beside data.sources that training prompts are kept apart from."""
+    return {name: revision_of(name) for name in (BUILTIN, *bench_files(cfg))}
+
+
+def collection_digest(cfg: RunConfig, revisions: Mapping[str, str | None]) -> str:
+    """Digest of everything that decides which rows a collection ends with; `revisions` are data.sources'."""
+    data = {key: value for key, value in plain(cfg.data).items() if key not in NEUTRAL}
+    target = {key: value for key, value in plain(cfg.target).items() if key not in ("device", "kernel")}
+    held_out = sorted(map(str, set(held_out_revisions(cfg).values())))
+    sources = {name: revisions.get(name) for name in cfg.data.sources}
+    return digest_of({"data": data, "target": target, "seed": cfg.seed, "sources": sources, "held_out": held_out})

@@ -1,0 +1,47 @@
+"""What a transformers configuration says about a model before any weights load."""
+
+from typing import Any
+
+from conf.errors import UserError
+
+SLOT_TYPES = {"full_attention", "sliding_attention"}
+
+
+def layer_windows(config: Any, name: str) -> dict[str, int | None]:
+    """Layer type -> sliding window (None: full). Raises UserError, with the model's name, for layers that keep
+    a recurrent state."""
+    types = getattr(config, "layer_types", None)
+    window = getattr(config, "sliding_window", None)
+    if types is None:
+        return {"sliding_attention": window} if window is not None else {"full_attention": None}
+    unknown = sorted(set(types) - SLOT_TYPES)
+    if unknown:
+        raise UserError(
+            f"{name} ({config.model_type}) has layers of type {', '.join(unknown)}, which can't be rolled back or "
+            "masked by slots; choose a model whose layers are full or sliding-window attention"
+        )
+    return {kind: window if kind == "sliding_attention" else None for kind in sorted(set(types))}
+
+
+def context_of(config: Any) -> int | None:
+    """Positions the model has, prompt and response together; None: not said (positions without a table).
+
+    With LongRoPE (Ding et al., arXiv:2402.13753) the original ones: beyond them every position, of keys cached
+    earlier too, would turn by other frequencies, and which ones a forward takes depends on its longest row.
+    """
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    each = rope.values() if rope and all(isinstance(v, dict) for v in rope.values()) else [rope]
+    short = [r["original_max_position_embeddings"] for r in each if r.get("rope_type") == "longrope"]
+    return min([*([] if positions is None else [positions]), *short], default=None)
+
+
+def attention_of(config: Any) -> str | None:
+    """The attention implementation to load with: sdpa leaves soft-capping out; else transformers knows best."""
+    return "eager" if getattr(config, "attn_logit_softcapping", None) else None
+
+
+def logit_scale(config: Any) -> float:
+    """What the head's product is multiplied by."""
+    scaling = getattr(config, "logits_scaling", None)  # Granite divides, Cohere multiplies
+    return 1.0 / scaling if scaling else float(getattr(config, "logit_scale", None) or 1.0)

@@ -1,0 +1,166 @@
+"""The sampled test passes the product's loop and fails every deliberately broken one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import inference.decode
+from eval.sampled import (
+    MIN_P_VALUE,
+    NEW_TOKENS,
+    SAMPLINGS,
+    ExactProbs,
+    SampledTest,
+    choose_prefixes,
+    cover,
+    sampled_check,
+)
+from inference.decode import Result, _Loop
+from inference.drafters import Drafter
+from inference.drafters.hybrid import HybridDrafter
+from inference.drafters.hydra import HydraDrafter
+from inference.drafters.lm import LmDrafter, cut_from
+from inference.drafters.ngram import NgramDrafter
+from inference.sampling import Sampling, draw, process
+from inference.target import Target
+from inference.verify import Verdict, verify
+
+MakeTarget, MakeHydra = Callable[..., Target], Callable[..., HydraDrafter]
+PREFIXES = [[3, 9, 4, 11, 9, 4], [21, 7, 30, 2]]
+
+
+def check(target: Target, drafter: Drafter, prefixes: list[list[int]] = PREFIXES, draws: int = 20000) -> SampledTest:
+    """The product's check with large batches."""
+    return sampled_check(target, drafter, prefixes, draws, num_spec_tokens=3, batch=500)
+
+
+# Verifiers that are broken on purpose.
+
+
+def no_residual(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+    """Draws from p instead of (p - q)+ after a rejection."""
+    kept = verify(p, q, draft, counts, a, f).accepted
+    return Verdict(kept, draw(p[torch.arange(len(p)), kept], f))
+
+
+def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+    """On full acceptance, draws the last token from the previous position's distribution."""
+    true = verify(p, q, draft, counts, a, f)
+    stale = draw(p[torch.arange(len(p)), (true.accepted - 1).clamp(min=0)], f)
+    return Verdict(true.accepted, torch.where((true.accepted == counts) & (counts > 0), stale, true.next))
+
+
+def wrong_temperature(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+    """Believes that the draft was drawn at temperature 1.5."""
+    flat = None if q is None else q.pow(1 / 1.5) / q.pow(1 / 1.5).sum(-1, keepdim=True)
+    return verify(p, flat, draft, counts, a, f)
+
+
+def shared_noise(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+    """Accepts with the very number that drew the draft: by inverse CDF it lies within the draft's own step."""
+    if q is None:
+        return verify(p, q, draft, counts, a, f)
+    mass = q.gather(2, draft[..., None]).squeeze(2)
+    below = q.cumsum(2).gather(2, draft[..., None]).squeeze(2) - mass
+    return verify(p, q, draft, counts, below + a * mass, f)
+
+
+BROKEN = [no_residual, no_bonus, wrong_temperature, shared_noise]
+
+
+def stale_slots(patch: pytest.MonkeyPatch) -> None:
+    """Rejected drafts stay in the target's cache: wrong only from the second round on."""
+    true = _Loop.step
+
+    def step(loop: _Loop) -> list[Result]:
+        before = list(loop.cache.lengths)
+        done = true(loop)
+        width = loop.cache.view - max(before)
+        loop.cache.lengths = [n + width if now else 0 for n, now in zip(before, loop.cache.lengths, strict=True)]
+        return done
+
+    patch.setattr(_Loop, "step", step)
+
+
+def test_the_products_loop_passes_over_whole_texts(target: Target, hydra: HydraDrafter) -> None:
+    out = check(target, hydra)
+    assert out.test.p_value > 0.01
+    assert out.test.draws >= 20000 and out.test.dof > 100
+    assert out.continuations >= 20000 / NEW_TOKENS and out.rounds > 1.5 * out.continuations
+    assert out.rounds / 20 < out.accepted
+    figures = out.figures()
+    assert figures["draws"] >= 20000 and 0.01 < figures["smallest_bias"] < 0.1
+
+
+def test_the_p_value_is_not_small_more_often_than_it_says(target: Target, hydra: HydraDrafter) -> None:
+    tests = [
+        sampled_check(target, hydra, PREFIXES[:1], 1000, num_spec_tokens=3, batch=250, seed=seed) for seed in range(30)
+    ]
+    assert sum(one.test.p_value < 0.1 for one in tests) <= 8  # 3 expected
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_every_broken_verifier_fails(
+    target: Target, hydra: HydraDrafter, broken: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inference.decode, "verify", broken)
+    assert check(target, hydra).test.p_value < MIN_P_VALUE
+
+
+def test_a_fault_between_rounds_fails(target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    stale_slots(monkeypatch)
+    assert check(target, hydra).test.p_value < MIN_P_VALUE
+
+
+def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: MakeHydra) -> None:
+    trimmed = make_hydra(target, draft_ids=torch.arange(0, 48, 2))
+    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
+    for drafter in (trimmed, lm, HybridDrafter(trimmed, 2, 4)):
+        assert check(target, drafter, draws=8000).test.p_value > 0.001
+
+
+def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, prefix = NgramDrafter(1, 4), often_looked_up(target)
+    whole = check(target, drafter, [prefix], 8000)
+    assert whole.test.p_value > 0.001 and whole.accepted > whole.rounds / 50
+    monkeypatch.setattr(inference.decode, "verify", no_residual)
+    assert check(target, drafter, [prefix], 8000).test.p_value < MIN_P_VALUE
+
+
+def often_looked_up(target: Target) -> list[int]:
+    """The text (x, t, 9, 4) after which x is likely, and then t, which the lookup of x drafts, neither sure nor not."""
+    pairs = torch.cartesian_prod(torch.arange(46), torch.arange(46))
+    texts = torch.cat([pairs, torch.tensor([[9, 4]]).expand(len(pairs), 2), pairs[:, :1]], 1)
+    hidden = target.read(texts, torch.full((len(pairs),), 5)).last[:, -2:]
+    chances = process(target.head(hidden), SAMPLINGS[0]).gather(2, pairs[..., None]).squeeze(2)  # [pairs, 2]
+    best = (chances[:, 0] * chances[:, 1] * (1 - chances[:, 1])).argmax()
+    return texts[best, :4].tolist()
+
+
+def test_exact_probabilities_are_those_of_full_forwards(make_target: MakeTarget) -> None:
+    target, prefix = make_target(torch.float64), PREFIXES[0]
+    paths = {(), (5,), (5, 6), (5, 6, 7), (5, 8), (9, 9, 9)}
+    found = dict(ExactProbs(target, prefix, 2).after(paths, Sampling(0.6)))
+    assert found.keys() == paths
+    for path, probs in found.items():
+        row = torch.tensor([[*prefix, *path]])
+        full = process(target.head(target.read(row, torch.tensor([row.shape[1]])).last[0, -1]), Sampling(0.6))
+        torch.testing.assert_close(probs, full)
+
+
+def test_paths_are_read_once() -> None:
+    assert cover([(), (1,), (1, 2), (1, 3), (4,)]) == [((1, 2), [1, 2]), ((1, 3), [2]), ((4,), [1])]
+
+
+def test_prefixes_for_a_hybrid_have_both_sources(hydra: HydraDrafter) -> None:
+    repeats = [([1, 2, 3, 1, 2, n], [3, 1, 2, 3, 1, 2]) for n in range(20, 26)]
+    fresh = [([1, 2, 3, 4, 5, 6, n], [8, 9, 10, 11]) for n in range(20, 26)]
+    prefixes = choose_prefixes(repeats + fresh, HybridDrafter(hydra, 2, 4))
+    assert sorted(len(p) for p in prefixes) == [9, 9, 9, 9]
+    assert len(choose_prefixes(repeats[:2], HybridDrafter(hydra, 2, 4))) == 2
+    assert choose_prefixes(repeats + fresh, hydra) == [[*prompt, 3, 1, 2] for prompt, _ in repeats[:4]]
+    assert choose_prefixes([([7], list(range(90)))] * 3, hydra) == [[7, *range(16)]]

@@ -1,0 +1,5 @@
+"""The tiny target and drafters of tests/small.py, for the replay tests."""
+
+from small import hydra, make_hydra, make_target, target
+
+__all__ = ["hydra", "make_hydra", "make_target", "target"]
