@@ -59,9 +59,13 @@ def expand(overrides: Sequence[str]) -> list[str]:
     out: list[str] = []
     for override in overrides:
         key, _, value = override.partition("=")
-        if not key or "=" not in override or key.startswith("~"):
+        if not key.strip("+") or "=" not in override or key.startswith("~"):
             raise ConfigError(f"override {override!r} is not allowed; write key=value, to change a value")
-        if key == "target" and value and value not in options("target"):
+        if re.match(r"\+*hydra\b", key):
+            raise ConfigError(f"{key} is not a known option: Hydra's own settings do nothing here (see run_dir)")
+        if key == "experiment" and value == "null":
+            continue  # as it is anyway
+        if key == "target" and value not in options("target"):
             out += ["target=hub", f"target.id={quoted(value)}"]
         elif key.split(".")[:2] == ["target", "template_kwargs"]:
             out.append(f"++{override}")
@@ -72,7 +76,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
 
 
 def _check_option(group: str, value: str) -> None:
-    if group in GROUPS and re.fullmatch(r"[\w.-]+", value) and value not in (*options(group), "null"):
+    if group in GROUPS and re.fullmatch(r"[\w.-]+", value) and value not in options(group):
         raise ConfigError(f"{group} = {value!r} is not an option; allowed: {', '.join(options(group))}")
 
 

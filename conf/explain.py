@@ -22,6 +22,7 @@ ALLOWED = (
     (r"not a ListConfig", "a list, such as [a,b]"),
     (r"to string|of str", "text"),
     (r"not Optional", "a value, not null"),
+    (r"to Dict", "names with values, such as {a: 1}"),
     (r"of (\w+)Config", "its keys, as key.name=value"),
 )
 
@@ -68,6 +69,8 @@ def _from_text(error: BaseException) -> str:
     text = str(error)
     if match := re.search(r"In '([^']*)': (?:\w+) raised .*\n(.*)\n\s+full_key: (\S+)", text):
         return f"{match[3]}: {match[2]} (set by {match[1]})"
+    if match := re.search(r"Sweep parameters '([^']+)'", text):
+        return f"override {match[1]!r} stands for several values; give one: every run is a run of its own"
     if match := re.search(r"Could not override '([^']+)'", text):
         return unknown_key(match[1])
     if match := re.search(r"Could not (?:load|find) '([^'/]+)/([^']+)'", text):

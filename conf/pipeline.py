@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from .cli import INTERRUPTED
 from .compose import quoted
 from .errors import UserError
-from .paths import ROOT, record, run_dir
+from .paths import record, run_dir
 from .schema import RunConfig
 
 STAGES = (("collect", "data"), ("train", "train"), ("evaluate", "eval"))
@@ -38,9 +38,12 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
 
 
 def run_stage(package: str, overrides: Sequence[str]) -> int:
-    """One stage as a process. Ctrl-C reaches it too, a termination is passed on; it is waited for while it saves."""
+    """One stage as a process, in the same working directory: file names mean the same there.
+
+    Ctrl-C reaches it too, a termination is passed on; it is waited for while it saves.
+    """
     command = [sys.executable, "-m", package, *overrides]
-    process = subprocess.Popen(command, env=environment(), cwd=ROOT)
+    process = subprocess.Popen(command, env=environment())
     try:
         return process.wait()
     except KeyboardInterrupt as stop:

@@ -75,7 +75,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
-        require(self.seed >= 0, "seed", self.seed, ">= 0")
+        require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig) else 3.0
 

@@ -1,12 +1,14 @@
 """`make bench`: what costs time on this machine, as ratios measured in one run.
 
-verification cost v(n); plain decoding against transformers' `generate`; batched collection against
-transformers' batched `generate` at its best batch size. Everything compared is interleaved.
+Verification cost v(n); plain decoding against transformers' `generate`; batched collection against transformers'
+batched `generate` at its best batch size. Both sides run in one process (the same threads, inference mode, dtype and
+prompts), warmed up and in turn, and every ratio has an interval over its repetitions.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -24,11 +26,21 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .statistics import paired_ratio
+
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 CONTEXT = 200  # tokens in the cache while v(n) is measured
-REPEATS = 7
-STOCK_BATCHES = (16, 32, 64)
-COLLECT_PROMPTS, COLLECT_TOKENS = 64, 64
+COST_REPEATS, REPEATS = 7, 4
+STOCK_BATCHES = (16, 32, 64, 128)
+PLAIN_PROMPTS, COLLECT_PROMPTS, NEW_TOKENS = 4, 128, 48
+
+COMPARED = {
+    "plain": "plain decoding, ours / transformers",
+    "collect": "collection, ours / transformers at its best batch size",
+}
+
+Generates = Callable[[int], int]
+"""A run with a seed; returns its response tokens."""
 
 
 def run(cfg: RunConfig) -> None:
@@ -38,10 +50,10 @@ def run(cfg: RunConfig) -> None:
     requests = bench_requests(target, cfg)
     figures: dict[str, Any] = {
         "target": target.identity,
-        "machine": machine(),
+        "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
         "versions": versions(),
         "verification_cost": verification_cost(target),
-        "plain": plain_decoding(target, stock, requests[:6]),
+        "plain": plain_decoding(target, stock, requests[:PLAIN_PROMPTS]),
         "collect": collection(target, stock, requests, cfg.data.batch),
     }
     show(figures)
@@ -60,12 +72,12 @@ def bench_requests(target: Target, cfg: RunConfig) -> list[Request]:
     prompts = load_prompts(["builtin"], limit=None, seed=cfg.seed)
     ids = [target.text.encode_chat([{"role": "user", "content": p.turns[0]}]) for p in prompts]
     short = [i for i in ids if len(i) <= 256][:COLLECT_PROMPTS]
-    return [Request(i, str(n), max_new_tokens=COLLECT_TOKENS) for n, i in enumerate(short)]
+    return [Request(i, str(n), max_new_tokens=NEW_TOKENS) for n, i in enumerate(short)]
 
 
-def interleaved(actions: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
+def interleaved(actions: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
     """Median seconds of each action, all run in turn `repeats` times after one warm-up."""
-    seconds: dict[Any, list[float]] = {name: [] for name in actions}
+    seconds: dict[int, list[float]] = {name: [] for name in actions}
     for round_number in range(repeats + 1):
         for name, action in actions.items():
             started = time.perf_counter()
@@ -85,48 +97,64 @@ def verification_cost(target: Target) -> dict[str, Any]:
     def forward(n: int) -> Callable[[], Any]:
         return lambda: target.head(target.forward(tokens[:, :n], cache).last).argmax(-1).tolist()
 
-    seconds = interleaved({n: forward(n) for n in WIDTHS}, REPEATS)
+    seconds = interleaved({n: forward(n) for n in WIDTHS}, COST_REPEATS)
     return {"context": CONTEXT, "ms_1": 1e3 * seconds[1], "v": {n: seconds[n] / seconds[1] for n in WIDTHS}}
 
 
 def plain_decoding(target: Target, stock: PreTrainedModel, requests: Sequence[Request]) -> dict[str, Any]:
     """Our plain loop against transformers' generate (sdpa, dynamic cache), batch 1, greedy."""
-    ours = lambda: Decoder(target).generate(requests)  # noqa: E731
-    theirs = lambda: [stock_generate(target, stock, [r], 0.0) for r in requests]  # noqa: E731
-    seconds = interleaved({"ours": ours, "transformers": theirs}, 2)
-    return {"ratio": seconds["transformers"] / seconds["ours"], "seconds": seconds}
+
+    def ours(_seed: int) -> int:
+        return sum(len(r.tokens) for r in Decoder(target).run(requests))
+
+    def theirs(_seed: int) -> int:
+        return sum(stock_generate(target, stock, [request], 0.0) for request in requests)
+
+    return compared(ours, theirs)
 
 
 def collection(target: Target, stock: PreTrainedModel, requests: list[Request], batch: int) -> dict[str, Any]:
-    """Response tokens a second at temperature 1, ours against every batch size of transformers, in turn."""
-    rates: dict[str, list[float]] = {"ours": []}
-    for stock_batch in STOCK_BATCHES:
-        rates["ours"].append(rate(lambda: ours_collect(target, requests, batch)))
-        theirs = rate(lambda size=stock_batch: stock_collect(target, stock, requests, size))  # type: ignore[misc]
-        rates[f"transformers_{stock_batch}"] = [theirs]
-    best = max(median(v) for k, v in rates.items() if k != "ours")
-    return {"tokens_per_s": rates, "ratio_to_best": median(rates["ours"]) / best, "batch": batch}
+    """Response tokens a second at temperature 1, ours against transformers at its best batch size, which is found
+    first; hidden states are kept on our side as in collection."""
+
+    def ours(seed: int) -> int:
+        decoder = Decoder(target, sampling=Sampling(1.0), batch=batch, keep_hidden=True, seed=seed)
+        return sum(len(r.tokens) for r in decoder.run(requests))
+
+    def theirs(size: int, seed: int) -> int:
+        torch.manual_seed(seed)
+        ordered = sorted(requests, key=lambda r: len(r.prompt))  # batches of similar prompt length
+        parts = [ordered[i : i + size] for i in range(0, len(ordered), size)]
+        return sum(stock_generate(target, stock, part, 1.0) for part in parts)
+
+    theirs(STOCK_BATCHES[0], 0)  # the first run of all is slower
+    tried = {size: timed_rate(partial(theirs, size), seed=0) for size in STOCK_BATCHES if size <= len(requests)}
+    best = max(tried, key=lambda size: tried[size])
+    figures = compared(ours, partial(theirs, best))
+    return {**figures, "batch": batch, "transformers_batch": best, "transformers_tried": tried}
 
 
-def rate(action: Callable[[], int]) -> float:
-    """Tokens a second of an action that returns its tokens."""
+def compared(ours: Generates, theirs: Generates) -> dict[str, Any]:
+    """Tokens a second of both, in turn and with the order swapped every time, after one run of each that doesn't
+    count; their ratio with its interval."""
+    both = {"ours": ours, "transformers": theirs}
+    rates: dict[str, list[float]] = {name: [] for name in both}
+    for seed in range(REPEATS + 1):
+        for name in (*both,) if seed % 2 else (*reversed(both),):
+            rate = timed_rate(both[name], seed)
+            if seed > 0:
+                rates[name].append(rate)
+    ratio, low, high = paired_ratio(rates["ours"], rates["transformers"])
+    return {"ratio": ratio, "ci95": [low, high], "tokens_per_s": rates}
+
+
+def timed_rate(action: Generates, seed: int) -> float:
+    """Tokens a second of one run."""
     started = time.perf_counter()
-    return action() / (time.perf_counter() - started)
+    return action(seed) / (time.perf_counter() - started)
 
 
-def ours_collect(target: Target, requests: list[Request], batch: int) -> int:
-    """Response tokens of all requests through the loop, hidden states kept as in collection."""
-    decoder = Decoder(target, sampling=Sampling(1.0), batch=batch, keep_hidden=True)
-    return sum(len(r.tokens) for r in decoder.run(requests))
-
-
-def stock_collect(target: Target, stock: PreTrainedModel, requests: list[Request], batch: int) -> int:
-    """The same through transformers, in batches of similar prompt length."""
-    ordered = sorted(requests, key=lambda r: len(r.prompt))
-    parts = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
-    return sum(stock_generate(target, stock, part, 1.0) for part in parts)
-
-
+@torch.inference_mode()
 def stock_generate(target: Target, stock: PreTrainedModel, requests: Sequence[Request], temperature: float) -> int:
     """One left-padded batch; counts tokens up to EOS."""
     width = max(len(r.prompt) for r in requests)
@@ -137,8 +165,8 @@ def stock_generate(target: Target, stock: PreTrainedModel, requests: Sequence[Re
         sampling = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": temperature}
     eos = sorted(target.eos_ids)
     out = stock.generate(  # type: ignore[operator]
-        ids, attention_mask=mask, max_new_tokens=requests[0].max_new_tokens, eos_token_id=eos, pad_token_id=eos[0],
-        **sampling,
+        ids, attention_mask=mask, max_new_tokens=requests[0].max_new_tokens, eos_token_id=eos or None,
+        pad_token_id=eos[0] if eos else 0, **sampling,
     )  # fmt: skip
     return sum(response_length(row, target.eos_ids) for row in out[:, width:].tolist())
 
@@ -156,8 +184,9 @@ def show(figures: dict[str, Any]) -> None:
     cost = figures["verification_cost"]
     for n, v in cost["v"].items():
         table.add_row(f"v({n}): a forward over {n} tokens / over 1", f"{v:.2f}")
-    table.add_row("plain decoding, ours / transformers", f"{figures['plain']['ratio']:.2f}x")
-    table.add_row("collection, ours / transformers' best batch", f"{figures['collect']['ratio_to_best']:.2f}x")
+    for key, what in COMPARED.items():
+        entry = figures[key]
+        table.add_row(what, f"{entry['ratio']:.2f}x [{entry['ci95'][0]:.2f}, {entry['ci95'][1]:.2f}]")
     Console().print(table)
 
 

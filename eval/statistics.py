@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2
+from scipy.stats import chi2, ncx2, t
 
 Pairs = Sequence[tuple[float, float]]
 """One (numerator, denominator) for each prompt; a prompt whose denominator is 0 is left out."""
@@ -49,6 +49,15 @@ def bootstrap_interval(
         columns.append(alone[rng.integers(len(alone), size=draws)])
     low, high = np.quantile(np.mean(columns, axis=0), [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def paired_ratio(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
+    """(geometric mean of the paired ratios, its bounds): Student's t interval of their logarithms, for a few
+    repetitions of the same measurement. The bounds are nan with fewer than two."""
+    logs = np.log(above) - np.log(below)
+    middle, count = float(logs.mean()), len(logs)
+    half = float(t.ppf((1 + level) / 2, count - 1) * logs.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
+    return math.exp(middle), math.exp(middle - half), math.exp(middle + half)
 
 
 @dataclass

@@ -82,6 +82,10 @@ def test_any_folder_may_be_a_target() -> None:
     assert load("distill", ["target='quoted by hand'"]).target.id == "quoted by hand"
 
 
+def test_no_experiment_is_the_default() -> None:
+    assert load("train", ["experiment=null"]) == load("train", [])
+
+
 def test_template_arguments_are_free() -> None:
     overrides = ["target.template_kwargs.enable_thinking=false", "target.template_kwargs.tools.depth=2"]
     assert load("train", overrides).target.template_kwargs == {"enable_thinking": False, "tools": {"depth": 2}}
@@ -104,11 +108,19 @@ WRONG = {
     "~optim.lr": "override '~optim.lr' is not allowed",
     "lr": "override 'lr' is not allowed; write key=value",
     "=3": "override '=3' is not allowed",
+    "+=3": "override '+=3' is not allowed",
+    # Hydra's own
+    "hydra.run.dir=x": "hydra.run.dir is not a known option: Hydra's own settings do nothing here",
+    "+hydra.sweep.dir=x": "+hydra.sweep.dir is not a known option",
+    "hydra/launcher=basic": "hydra/launcher is not a known option",
+    "optim.lr=choice(1,2)": "override 'optim.lr=choice(1,2)' stands for several values; give one",
+    "data.sources=glob(*)": "override 'data.sources=glob(*)' stands for several values",
     "optim.lr=[1": "override 'optim.lr=[1' can't be parsed",
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
     "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
     "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: hybrid, hydra, lm, medusa, ngram",
+    "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",
     # interpolations
@@ -135,6 +147,8 @@ WRONG = {
     "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (twice the target's width) or more",
     "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
+    "target=": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
+    "target.template_kwargs=1": "target.template_kwargs = 1 is not allowed; allowed: names with values, such as {a: 1}",
     "target.id=''": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
     "target.kernel=fast": "target.kernel = 'fast' is not allowed; allowed: auto, on, off",
     "data.temperatures=[-1]": "data.temperatures = [-1.0] is not allowed; allowed: a list, each 0 (greedy) or 1e-05",
@@ -153,7 +167,8 @@ WRONG = {
     "bench.lossless_draws=1": "bench.lossless_draws = 1 is not allowed; allowed: >= 100",
     "tracking.wandb=maybe": "tracking.wandb = 'maybe' is not allowed; allowed: auto, online, offline, off",
     "name=a/b": "name = 'a/b' is not allowed; allowed: a word without '/'",
-    "seed=-1": "seed = -1 is not allowed; allowed: >= 0",
+    "seed=-1": "seed = -1 is not allowed; allowed: 0 to 4294967295",
+    "seed=4294967296": "seed = 4294967296 is not allowed; allowed: 0 to 4294967295",
 }  # fmt: skip
 
 

@@ -16,19 +16,19 @@ from conf.cli import INTERRUPTED, guarded
 from conf.compose import load
 from conf.digest import differences, digest_of, file_digest, plain
 from conf.errors import UserError
-from conf.paths import ROOT, cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.paths import cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import HydraConfig, NgramConfig, RunConfig, TargetConfig
 
 
 class Stage:
     """Stands for a process: writes down how it was started, ends with the next of `codes`."""
 
-    started: list[tuple[list[str], dict[str, str], Path]]
+    started: list[tuple[list[str], dict[str, str]]]
     codes: list[int | BaseException]
     terminated: int
 
-    def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
-        Stage.started.append((command, env, cwd))
+    def __init__(self, command: list[str], env: dict[str, str]) -> None:  # no cwd: it stays where the user is
+        Stage.started.append((command, env))
 
     def wait(self) -> int:
         code = Stage.codes.pop(0)
@@ -58,11 +58,11 @@ def test_stages_run_in_order_with_the_same_overrides(
 ) -> None:
     path = tmp_path / name
     pipeline.distill(_config(path), ["experiment=tiny", "seed=3"])
-    commands = [command for command, _, _ in Stage.started]
+    commands = [command for command, _ in Stage.started]
     assert [c[:3] for c in commands] == [[sys.executable, "-m", package] for package in ("data", "train", "eval")]
-    for command, _, cwd in Stage.started:
+    for command in commands:
         cfg = load("train", command[3:])
-        assert cfg.run_dir == str(path) and cfg.seed == 3 and cfg.name == "tiny" and cwd == ROOT
+        assert cfg.run_dir == str(path) and cfg.seed == 3 and cfg.name == "tiny"
     assert capsys.readouterr().out.splitlines()[-1] == str(path / "report.json")
 
 
