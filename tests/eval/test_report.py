@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from conf.paths import write_json
 from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
 from eval.records import PromptRecord, temperature_name
-from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
+from eval.report import figures, finite, is_lossless, lossless_lines, print_table, rule_lines, stage_figures
 from eval.stage import training_settings
 from inference.acceptance import Round
 
@@ -113,6 +114,21 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
     drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
     assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
+
+
+def test_the_gain_of_block_verification_is_said_where_it_was_measured(report: dict[str, Any]) -> None:
+    assert report["block_rule"] == {} and rule_lines(report) == []
+    sampled = [replace(r, temperature=1.0, replays={**r.replays, "length-2": r.rounds}) for r in RECORDS]
+    for record in sampled:
+        record.replays["token_rule"] = record.replays["length-1"]
+    again = figures(sampled, 2, 1, load("evaluate", ["drafter=hydra"]))
+    gain = again["block_rule"]["builtin"]["t1"]
+    assert gain["block"] == pytest.approx(((8 + 8) / (6 + 4) + 8 / 3) / 2) and gain["token"] == 1.0
+    report["block_rule"] = again["block_rule"]
+    console = Console(record=True, width=140)
+    print_table(report, console)
+    said = "block verification, builtin t1: 2.13"
+    assert said in console.export_text() and said in render(report, {}, [])
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
