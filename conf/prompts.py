@@ -28,6 +28,14 @@ class Acceptance(StrEnum):
     typical = "typical"
 
 
+class Rule(StrEnum):
+    """How sampled drafts are verified; both are lossless. auto: block verification, which is the token rule for
+    deterministic drafts; token: token by token always."""
+
+    auto = "auto"
+    token = "token"
+
+
 MIN_TEMPERATURE = 1e-5
 TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
 
@@ -85,6 +93,7 @@ class BenchConfig:
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     sampled_prompts: int = 7  # prompts of each set at temperatures above 0
     acceptance: Acceptance = Acceptance.exact
+    rule: Rule = Rule.auto
     bootstrap: int = 2000
     lossless_draws: int = 20000
     show_text: bool | None = None  # None: built-in prompts only

@@ -16,7 +16,7 @@ from .models import (
     NgramConfig,
     TargetConfig,
 )
-from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, is_temperature, parse_bytes
+from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
     Normalise,
@@ -51,6 +51,7 @@ __all__ = [
     "OptimConfig",
     "PositionWeights",
     "PublishConfig",
+    "Rule",
     "RunConfig",
     "TargetConfig",
     "TrackingConfig",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import runs
-from .report import is_lossless, lossless_lines
+from .report import is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]
 
@@ -42,6 +42,7 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         f"<p class='note'>{escape(report['settings']['protocol'])}</p>",
         "<h2>Acceptance</h2>",
         acceptance_table(report),
+        *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
         "<h2>Speed</h2>",
         speed_table(report),
         "<h2>Losslessness</h2>",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from conf.errors import UserError
-from conf.schema import BenchConfig, DrafterConfig
+from conf.schema import BenchConfig, DrafterConfig, Rule
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
@@ -21,7 +21,7 @@ from inference.tuning import Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
-from .report import NGRAM, NGRAM_SAME_LENGTH, SWEEP
+from .report import NGRAM, NGRAM_SAME_LENGTH, SWEEP, TOKEN_RULE
 from .speed import Pair, Pairing
 
 TUNING_TOKENS = 64
@@ -38,6 +38,7 @@ class Contest:
     untrained: Drafter | None
     num_spec_tokens: int
     ngrams: dict[str, Tuned]
+    rule: Rule = Rule.auto
 
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
@@ -51,19 +52,26 @@ class Contest:
         if self.drafter.trainable:
             chances = self._chances(self.drafter, record, longest, sampling)
             out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
+        if chances is not None and not sampling.greedy and self.rule is not Rule.token:
+            single = self._chances(self.drafter, record, k, sampling, Rule.token)
+            out[TOKEN_RULE] = replay(record, k, lookup=lookup, chances=single, source=source, generator=generator)
         for length in range(1, longest + 1):
             out[f"{SWEEP}{length}"] = replay(
                 record, length, lookup=lookup, chances=chances, source=source, generator=generator
             )
         return out
 
-    def _chances(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> torch.Tensor:
+    def _chances(
+        self, drafter: Drafter, record: Record, k: int, sampling: Sampling, rule: Rule | None = None
+    ) -> torch.Tensor:
         if len(record.tokens) < 2:
             return torch.zeros(0, k)
-        return chain_chances(drafter, self.target, record, k, sampling)
+        return chain_chances(drafter, self.target, record, k, sampling, rule=rule or self.rule)
 
 
-def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt]) -> Contest:
+def contest(
+    target: Target, drafter: Drafter, config: DrafterConfig, k: int, choosing: list[Prompt], rule: Rule = Rule.auto
+) -> Contest:
     """Build the untrained drafter (same configuration, same vocabulary) and tune the prompt lookup."""
     untrained = before_training(target, drafter, config)
     requests = [
@@ -73,7 +81,7 @@ def contest(target: Target, drafter: Drafter, config: DrafterConfig, k: int, cho
     results = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
     texts = [Text(r.request.meta, record_of(r)) for r in results]
     ngrams = {NGRAM: tune(texts, range(1, max(k, NGRAM_LONGEST) + 1)), NGRAM_SAME_LENGTH: tune(texts, [k])}
-    return Contest(target, drafter, untrained, k, ngrams)
+    return Contest(target, drafter, untrained, k, ngrams, rule)
 
 
 def before_training(target: Target, drafter: Drafter, config: DrafterConfig) -> Drafter | None:
@@ -93,7 +101,7 @@ def measure(
 ) -> Iterator[PromptRecord]:
     """All records of all sets and temperatures, those of an interrupted evaluation first come from
     `partial`."""
-    pairing = Pairing(contest.target, contest.drafter, contest.num_spec_tokens, bench.max_new_tokens, seed)
+    pairing = Pairing(contest.target, contest.drafter, contest.num_spec_tokens, bench.max_new_tokens, seed, bench.rule)
     done, place = partial.by_place(), 0
     for benchmark, temperature, prompt, plain_first in schedule(sets, bench):
         turn: Turn | None = first_turn(contest.target.text, prompt)

@@ -23,6 +23,7 @@ Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
 NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
+TOKEN_RULE = "token_rule"  # the drafter itself, verified token by token where the loop verified whole blocks
 BASELINES = (NGRAM, NGRAM_SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
 
@@ -79,8 +80,8 @@ def _pairs(groups: Groups, rounds_of: RoundsOf) -> dict[str, Pairs]:
 
 
 def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
-    """The sections `acceptance`, `speed`, `baselines` and `draft_length` of report.json."""
-    out: dict[str, Any] = {"acceptance": {}, "speed": {}, "baselines": {}, "draft_length": {}}
+    """The sections `acceptance`, `speed`, `baselines`, `draft_length` and `block_rule` of report.json."""
+    out: dict[str, Any] = {"acceptance": {}, "speed": {}, "baselines": {}, "draft_length": {}, "block_rule": {}}
     for name, by_temperature in by_run(records).items():
         for temperature, groups in by_temperature.items():
             place, draws, seed = (name, temperature), cfg.bench.bootstrap, cfg.seed
@@ -94,6 +95,8 @@ def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -
                 _put(out["baselines"].setdefault(who, {}), place, section)
             lengths = sorted(int(key.removeprefix(SWEEP)) for key in kept if key.startswith(SWEEP))
             _put(out["draft_length"], place, [_sweep_point(groups, n, draws, seed) for n in lengths])
+            if TOKEN_RULE in kept:
+                _put(out["block_rule"], place, _block_gain(groups, k, draws, seed))
     return out
 
 
@@ -117,6 +120,15 @@ def _sweep_point(groups: Groups, length: int, draws: int, seed: int) -> dict[str
         "num_spec_tokens": length, "mean_acceptance_length": headline(pairs),
         "ci95": bootstrap_interval(pairs, draws, seed),
     }  # fmt: skip
+
+
+def _block_gain(groups: Groups, k: int, draws: int, seed: int) -> dict[str, Any]:
+    """Tokens a round (bonus included) of the same drafts on the same texts under either rule."""
+    out: dict[str, Any] = {}
+    for rule, who in (("block", f"{SWEEP}{k}"), ("token", TOKEN_RULE)):
+        pairs = _pairs(groups, _replayed(who))
+        out |= {rule: headline(pairs), f"{rule}_ci95": bootstrap_interval(pairs, draws, seed)}
+    return out
 
 
 def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
@@ -176,8 +188,17 @@ def print_table(report: Report, console: Console | None = None) -> None:
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
             table.add_row(where, baseline, str(other["num_spec_tokens"]), more, "", "")
     console.print(table)
-    for line in lossless_lines(report["lossless"]):
+    for line in (*rule_lines(report), *lossless_lines(report["lossless"])):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def rule_lines(report: Report) -> list[str]:
+    """What block verification gained, a line for each sampled run."""
+    return [
+        f"block verification, {name} {temperature}: {_with_interval(gain['block'], gain['block_ci95'])} tokens a "
+        f"round, token by token {_with_interval(gain['token'], gain['token_ci95'])} (bonus included, replayed)"
+        for name, temperature, gain in runs(report["block_rule"])
+    ]
 
 
 def _length(entry: dict[str, Any], form: str = ".2f") -> str:

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from conf.schema import Rule
 from inference.batch import right_padded
 from inference.decode import Decoder, Request
 from inference.drafters.base import Drafter
@@ -75,12 +76,14 @@ class SampledTest:
 
 def sampled_check(
     target: Target, drafter: Drafter, prefixes: Sequence[list[int]], draws: int, *,
-    num_spec_tokens: int, seed: int = 0, batch: int = BATCH,
+    num_spec_tokens: int, seed: int = 0, batch: int = BATCH, rule: Rule = Rule.auto,
 ) -> SampledTest:  # fmt: skip
     """Draw at least `draws` tokens, spread over the prefixes, and test every one of them."""
     out, rare = SampledTest(), Transform(seed)
     for number, prefix in enumerate(prefixes):
-        decoder = Decoder(target, drafter, batch=batch, num_spec_tokens=num_spec_tokens, seed=seed + number)
+        decoder = Decoder(
+            target, drafter, batch=batch, num_spec_tokens=num_spec_tokens, seed=seed + number, rule=rule
+        )
         exact = ExactProbs(target, prefix, batch)
         for sampling, places in _continue(decoder, prefix, -(-draws // len(prefixes)), out).items():
             for path, probs in exact.after(places.following, sampling):

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from conf.schema import Rule
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
 from inference.sampling import Sampling
@@ -32,6 +33,7 @@ class Pairing:
     num_spec_tokens: int
     max_new_tokens: int
     seed: int = 0
+    rule: Rule = Rule.auto
     warm: set[float] = field(default_factory=set)
 
     def decode(self, prompt: Sequence[int], temperature: float, place: int, plain_first: bool) -> Pair:
@@ -46,7 +48,9 @@ class Pairing:
         request = Request(list(prompt), max_new_tokens=tokens, sampling=Sampling(temperature=temperature))
         seed, k = 2 * (self.seed + place), self.num_spec_tokens
         plain = Decoder(self.target, None, seed=seed, keep_hidden=True)
-        speculative = Decoder(self.target, self.drafter, num_spec_tokens=k, seed=seed + 1, keep_hidden=True)
+        speculative = Decoder(
+            self.target, self.drafter, num_spec_tokens=k, seed=seed + 1, keep_hidden=True, rule=self.rule
+        )
         if plain_first:
             first = _only(plain.run([request]))
             return Pair(first, _only(speculative.run([request])))

@@ -111,7 +111,9 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         target = load_target(cfg.target)
         subject = load_subject(cfg, target)
         sets = benchmarks(cfg)
-        rivals = contest(target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg))
+        rivals = contest(
+            target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg), cfg.bench.rule
+        )
         records = _measure(cfg, rivals, sets, partial)
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -158,7 +160,7 @@ def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[Prom
     print(f"drawing at least {cfg.bench.lossless_draws:,} tokens to test their distribution", flush=True)
     sampled = sampled_check(
         target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
-        seed=cfg.seed,
+        seed=cfg.seed, rule=cfg.bench.rule,
     )  # fmt: skip
     return {"greedy": greedy, "sampled": {"dtype": cfg.target.dtype, **sampled.figures()}}
 

@@ -68,7 +68,7 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
 def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int) -> Decoder:
     """The loop with the sampling of the configuration."""
     sampling = Sampling(cfg.temperature, cfg.top_k, cfg.top_p, cfg.min_p, cfg.repetition_penalty)
-    return Decoder(target, drafter, sampling=sampling, num_spec_tokens=k, seed=cfg.seed)
+    return Decoder(target, drafter, sampling=sampling, num_spec_tokens=k, seed=cfg.seed, rule=cfg.bench.rule)
 
 
 def show(target: Target, loop: Decoder, request: Request) -> list[Round]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
+from conf.schema import Rule
 
 from .acceptance import Round
 from .batch import right_padded, similar_lengths
@@ -90,7 +91,7 @@ class Decoder:
     def __init__(
         self, target: Target, drafter: Drafter | None = None, *, sampling: Sampling | None = None,
         batch: int = 1, num_spec_tokens: int = 3, seed: int = 0, keep_hidden: bool = False,
-        on_draft: Callable[[int, Draft], None] | None = None,
+        rule: Rule = Rule.auto, on_draft: Callable[[int, Draft], None] | None = None,
     ) -> None:  # fmt: skip
         self.target, self.drafter = target, drafter
         self.sampling, self.batch, self.keep_hidden = sampling or Sampling(), batch, keep_hidden
@@ -99,7 +100,7 @@ class Decoder:
         self.context = target.context or sys.maxsize
         self.draft_context = min(self.context, own or sys.maxsize)  # no draft goes beyond it
         self.generator = torch.Generator().manual_seed(seed)
-        self.on_draft = on_draft
+        self.rule, self.on_draft = rule, on_draft
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Results in the order they finish; a finished row is refilled from `requests`."""
@@ -315,7 +316,9 @@ class _Loop:
             return verify_greedy(p.argmax(-1), draft.tokens, draft.counts)
         batch, width = draft.tokens.shape
         numbers = uniforms((batch, width + 1), self.d.generator, p.device)
-        return verify(p, draft.probs, draft.tokens, draft.counts, numbers[:, :width], numbers[:, width])
+        return verify(
+            p, draft.probs, draft.tokens, draft.counts, numbers[:, :width], numbers[:, width], self.d.rule
+        )
 
     def _seen(self, at: Iterable[int], draft: Draft | None, width: int) -> Tensor:
         """[rows, width, V] bool: ids in the text before each position, drafted ones included."""

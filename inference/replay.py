@@ -10,6 +10,9 @@ be read as the output of any drafter, and only which tokens were accepted has to
   P(x drawn and accepted) = q(x) min(1, p(x)/q(x)) = min(p(x), q(x)). The emitted token has law p, therefore
   P(accepted | x emitted) = min(p(x), q(x)) / p(x) = min(1, q(x)/p(x)), and the accepted draft token is x
   itself. Otherwise the round ends with x as the target's own token.
+* the same under the block rule, whose r_i (verify.py) is the chance that x_1..x_i are kept, given that they were
+  drafted: P(i or more kept | x_1..x_i emitted) = r_i prod q/p, whatever is emitted after them. Given that i - 1
+  were kept this is min(1, q(x_i) / (p(x_i) r_{i-1})), at least the token rule's chance.
 
 While a round's drafts are accepted they are the recorded tokens, so drafting is teacher-forced and one
 training forward of the drafter holds every round that could have happened.
@@ -21,6 +24,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from conf.schema import Rule
+
 from .acceptance import Round
 from .batch import Batch, make_batch
 from .drafters.base import Drafter
@@ -29,6 +34,7 @@ from .drafters.ngram import NgramDrafter, SuffixIndex
 from .parity import with_hidden
 from .sampling import Sampling, process
 from .target import Target
+from .verify import survival
 
 UNKNOWN = -1  # a rejected draft token that was not simulated
 
@@ -118,6 +124,7 @@ def chain_chances(
     sampling: Sampling,
     *,
     sampled: bool | None = None,
+    rule: Rule = Rule.auto,
 ) -> Tensor:
     """[A,k] float64, A = R - 1: the chance that draft token j + 1 of a round at anchor a is accepted, given
     that the earlier ones were, given the recorded text. Zero past the end of the text.
@@ -135,7 +142,9 @@ def chain_chances(
         p = process(target.head(record.hidden.to(target.device, target.dtype)), sampling)  # [R, V]
         px = p.gather(1, torch.tensor(record.tokens, device=p.device)[:, None]).squeeze(1).cpu()
         place = torch.arange(len(truth))[:, None] + 1 + torch.arange(k)
-        qx = (qx.double() / px.double()[place.clamp(max=len(px) - 1)]).clamp(max=1.0)
+        px = px.double()[place.clamp(max=len(px) - 1)]
+        kept = 1.0 if rule is Rule.token else survival(px, qx)[:, :-1]
+        qx = (qx.double() / (px * kept)).clamp(max=1.0)
     return torch.where(valid, qx.double(), 0.0)
 
 

@@ -3,12 +3,17 @@
 greedy      keep while argmax(p) = draft; then emit argmax(p)
 token rule  accept x ~ q with probability min(1, p(x)/q(x)); at the first rejection emit from (p - q)+
             renormalised; if all are accepted emit from p   (Leviathan et al. 2023, Chen et al. 2023)
+block rule  with r_0 = 1, r_i = min(r_{i-1} p(x_i)/q(x_i), 1) and S_i = sum_x (r_i p(x) - q(x))+ keep the largest i
+            with u_i < S_i / (S_i + 1 - r_i), at the last draft token u < r; then emit from (r_i p - q)+
+            renormalised; if all are kept emit from p   (Sun et al. 2025, arXiv:2403.10444)
 """
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from conf.schema import Rule
 
 from .sampling import draw
 
@@ -28,34 +33,63 @@ def verify_greedy(best: Tensor, draft: Tensor, counts: Tensor) -> Verdict:
 
 
 def verify(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, accept_uniforms: Tensor, final_uniforms: Tensor
-) -> Verdict:
-    """Token rule.
+    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, accept_uniforms: Tensor, final_uniforms: Tensor,
+    rule: Rule = Rule.auto,
+) -> Verdict:  # fmt: skip
+    """Token or block rule.
 
     p [B,K+1,V]: the target's processed distribution at each position; q [B,K,V]: what the draft tokens were
     drawn from, None when they are deterministic (one-hot); draft [B,K]; counts [B]: valid draft tokens (beyond
     them nothing is accepted and the final token comes from p); accept_uniforms [B,K] and final_uniforms [B] in
     [0,1), independent of the numbers that drew the draft. Distributions need float32 or better.
+    rule auto: the block rule, which never keeps fewer tokens on average; for one-hot q it is the token rule.
     """
     px = p[:, :-1].gather(2, draft[..., None]).squeeze(2)
     qx = torch.ones_like(px) if q is None else q.gather(2, draft[..., None]).squeeze(2)
-    kept = _leading(accept_uniforms * qx < px, counts)  # u < p/q, without dividing by q = 0
+    scale = None
+    if q is None or rule is Rule.token:
+        kept = _leading(accept_uniforms * qx < px, counts)  # u < p/q, without dividing by q = 0
+    else:
+        scale = survival(px, qx)
+        kept = _last(accept_uniforms < _block_chances(p, q, scale, counts), counts)
     at = kept[:, None, None].expand(-1, 1, p.shape[2])
     final = p.gather(1, at).squeeze(1)
     if draft.shape[1] > 0:
         rejected = kept < counts
-        residual = _residual(final, q, draft, kept.clamp(max=draft.shape[1] - 1))
+        residual = _residual(final, q, draft, kept.clamp(max=draft.shape[1] - 1), scale)
         final = torch.where(rejected[:, None], residual, final)
     return Verdict(kept, draw(final, final_uniforms))
 
 
-def _residual(p: Tensor, q: Tensor | None, draft: Tensor, at: Tensor) -> Tensor:
-    """(p - q)+ at the rejected position, unnormalised [B,V]; where q = p left nothing by rounding, p itself."""
+def survival(px: Tensor, qx: Tensor) -> Tensor:
+    """r_0 .. r_K of the block rule, float64 [B,K+1], from the probabilities [B,K] of the draft tokens."""
+    ratio = px.double() / qx.double().clamp(min=torch.finfo(torch.float64).tiny)
+    r = [torch.ones_like(ratio[:, 0])]
+    for k in range(ratio.shape[1]):
+        r.append((r[-1] * ratio[:, k]).clamp(max=1.0))
+    return torch.stack(r, 1)
+
+
+def _block_chances(p: Tensor, q: Tensor, scale: Tensor, counts: Tensor) -> Tensor:
+    """h_1 .. h_K [B,K]; 0/0 counts as 1."""
+    r = scale[:, 1:]
+    inner = r[:, :-1]
+    mass = (inner[..., None].to(p) * p[:, 1:-1] - q[:, 1:]).clamp(min=0).sum(-1).double()  # S_1 .. S_{K-1}
+    below = mass + 1 - inner
+    chances = torch.cat([torch.where(below > 0, mass / below, 1.0), r[:, -1:]], 1)
+    is_last = torch.arange(1, r.shape[1] + 1, device=r.device) == counts[:, None]
+    return torch.where(is_last, r, chances)
+
+
+def _residual(p: Tensor, q: Tensor | None, draft: Tensor, at: Tensor, scale: Tensor | None) -> Tensor:
+    """(r p - q)+ at the rejected position, unnormalised [B,V] (r = 1 without a scale); where rounding left nothing
+    of it, p itself."""
     if q is None:
         rejected = draft.gather(1, at[:, None])
         left = p.scatter(1, rejected, 0.0)  # one-hot q: p without the rejected token
     else:
-        left = (p - q.gather(1, at[:, None, None].expand(-1, 1, p.shape[1])).squeeze(1)).clamp(min=0)
+        scaled = p if scale is None else p * scale.gather(1, at[:, None]).to(p)
+        left = (scaled - q.gather(1, at[:, None, None].expand(-1, 1, p.shape[1])).squeeze(1)).clamp(min=0)
     return torch.where(left.sum(-1, keepdim=True) > 0, left, p)
 
 
@@ -63,3 +97,9 @@ def _leading(ok: Tensor, counts: Tensor) -> Tensor:
     """Length of the leading run of True within counts. ok [B,K] -> [B]."""
     within = torch.arange(ok.shape[1], device=ok.device) < counts[:, None]
     return (ok & within).to(torch.int64).cumprod(1).sum(1)
+
+
+def _last(ok: Tensor, counts: Tensor) -> Tensor:
+    """1 + index of the last True within counts, 0 when there is none. ok [B,K] -> [B]."""
+    number = torch.arange(1, ok.shape[1] + 1, device=ok.device)
+    return torch.where(ok & (number <= counts[:, None]), number, 0).amax(1)

@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from eval.card import card_data, datasets, markdown, memory, model_card, not_hel
 from eval.html import Trace, render, trace_section
 from eval.plots import draw_plots
 from eval.records import PromptRecord, temperature_name
-from eval.report import figures, finite, is_lossless, lossless_lines, print_table, stage_figures
+from eval.report import figures, finite, is_lossless, lossless_lines, print_table, rule_lines, stage_figures
 from eval.stage import training_settings
 from inference.acceptance import Round
 
@@ -140,6 +141,21 @@ def test_the_page_closes_what_it_opens_and_loads_nothing(report: dict[str, Any],
     page = Balance(render(report, draw_plots(report, tmp_path), [Trace("t", pieces)]))
     assert page.open == []
     assert len(page.links) == 3 and all(link.startswith("data:image/png;base64,") for link in page.links)
+
+
+def test_the_gain_of_block_verification_is_said_where_it_was_measured(report: dict[str, Any]) -> None:
+    assert report["block_rule"] == {} and rule_lines(report) == []
+    sampled = [replace(r, temperature=1.0, replays={**r.replays, "length-2": r.rounds}) for r in RECORDS]
+    for record in sampled:
+        record.replays["token_rule"] = record.replays["length-1"]
+    again = figures(sampled, 2, 1, load("evaluate", ["drafter=hydra"]))
+    gain = again["block_rule"]["builtin"]["t1"]
+    assert gain["block"] == pytest.approx(((8 + 8) / (6 + 4) + 8 / 3) / 2) and gain["token"] == 1.0
+    report["block_rule"] = again["block_rule"]
+    console = Console(record=True, width=140)
+    print_table(report, console)
+    said = "block verification, builtin t1: 2.13"
+    assert said in console.export_text() and said in render(report, {}, [])
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:

@@ -57,6 +57,7 @@ def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
                 "by_category", "vllm_rules",
             } <= entry.keys()  # fmt: skip
             assert entry["ci95"][0] <= entry["mean_acceptance_length"] <= entry["ci95"][1]
+    assert report["block_rule"]["builtin"].keys() == {"t1"}
     speed = report["speed"]["builtin"]["t0"]
     assert {"dtype", "batch", "baseline_tokens_per_s", "tokens_per_s", "speedup", "speedup_ci95"} <= speed.keys()
     assert len(speed["by_category"]) == 7

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from conf.schema import EarlyExitConfig
+from conf.schema import EarlyExitConfig, Rule
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter, build
@@ -98,22 +98,23 @@ def test_rates_are_equal_where_the_text_ends_inside_an_accepted_draft(
     assert ours.summary(3) == live.summary(3)
 
 
+@pytest.mark.parametrize("rule", Rule)
 @pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid"])
 def test_sampled_replay_has_the_law_of_live_rounds(
-    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str
+    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, rule: Rule
 ) -> None:
     drafter = kinds(target, make_hydra)[kind]
     sampling, draws = Sampling(temperature=1.0), 800  # nine tokens: room for two whole rounds
     requests = [Request(PROMPTS[0], max_new_tokens=9) for _ in range(draws)]
     live: Counter[tuple[int, ...]] = Counter()
-    for result in Decoder(target, drafter, sampling=sampling, batch=500, seed=1).run(requests):
+    for result in Decoder(target, drafter, sampling=sampling, batch=500, seed=1, rule=rule).run(requests):
         live[tuple(r.kept for r in result.rounds[:2])] += 1
     ours: Counter[tuple[int, ...]] = Counter()
     generator = torch.Generator().manual_seed(9)
     source = Decoder(target, None, sampling=sampling, batch=500, seed=2, keep_hidden=True)
     for result in source.run(requests):
         record = as_record(result)
-        chances = chain_chances(drafter, target, record, 3, sampling) if len(record.tokens) > 1 else None
+        chances = chain_chances(drafter, target, record, 3, sampling, rule=rule) if len(record.tokens) > 1 else None
         rounds = replay(record, 3, lookup=lookup_of(drafter), chances=chances, generator=generator)
         ours[tuple(r.kept for r in rounds[:2])] += 1
     cells = [key for key in sorted(live | ours) if live[key] + ours[key] >= 10]

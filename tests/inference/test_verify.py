@@ -1,4 +1,4 @@
-"""inference/verify.py, exactly: every draft and every acceptance is enumerated and the emitted law compared with p.
+"""inference/verify.py, greedy and token rule: every draft and acceptance enumerated, the emitted law compared with p.
 
 All probabilities are multiples of 1/4, so acceptance ratios and normalised residuals are multiples of 1/12 and
 midpoints of a grid of 12 integrate over each uniform number without error.
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from conf.schema import Rule
 from inference.sampling import draw
 from inference.verify import Verdict, verify, verify_greedy
 
@@ -45,7 +46,7 @@ class Case:
     noise: Tensor
 
 
-Rule = Callable[[Case], Verdict]
+Judge = Callable[[Case], Verdict]
 
 
 def _quarters(shape: tuple[int, ...], seed: int, support: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
@@ -90,7 +91,7 @@ def _case(chain: Chain, counts: Callable[[Tensor], Tensor] | int = K) -> Case:
     return Case(p, q, draft, valid, torch.stack([u1, u2], 1), final, torch.stack([v1, v2], 1))
 
 
-def _error(rule: Rule, chain: Chain, counts: Callable[[Tensor], Tensor] | int = K, hide_q: bool = False) -> float:
+def _error(rule: Judge, chain: Chain, counts: Callable[[Tensor], Tensor] | int = K, hide_q: bool = False) -> float:
     """Largest error of the law of three tokens: what the round emitted, continued by the target."""
     case = _case(chain, counts)
     verdict = rule(replace(case, q=None) if hide_q else case)
@@ -102,7 +103,7 @@ def _error(rule: Rule, chain: Chain, counts: Callable[[Tensor], Tensor] | int = 
 
 
 def token_rule(c: Case) -> Verdict:
-    return verify(c.p, c.q, c.draft, c.counts, c.accept, c.final)
+    return verify(c.p, c.q, c.draft, c.counts, c.accept, c.final, Rule.token)
 
 
 @pytest.mark.parametrize("name", CHAINS)
@@ -168,14 +169,14 @@ def beyond_counts(c: Case) -> Verdict:
     return token_rule(replace(c, counts=torch.full_like(c.counts, K)))
 
 
-WRONG: list[Rule] = [
+WRONG: list[Judge] = [
     no_residual, bonus_from_previous_p, bonus_from_q, q_of_another_temperature, noise_of_the_draft, p_off_by_one,
     greedy_on_samples,
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("rule", WRONG, ids=lambda rule: rule.__name__)
-def test_wrong_rules_are_caught(rule: Rule) -> None:
+def test_wrong_rules_are_caught(rule: Judge) -> None:
     assert max(_error(rule, CHAINS[name]) for name in ("random 0", "random 20")) > 1e-3
 
 

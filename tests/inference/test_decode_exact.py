@@ -1,0 +1,125 @@
+"""inference/decode.py: the exact law of whole texts over every choice the loop can make, against the target alone."""
+
+from typing import Any
+
+import pytest
+import torch
+from drafting import make_drafter, make_target
+from enumeration import law_of_loop
+
+from conf.schema import Rule
+from inference.decode import Decoder, _Loop
+from inference.drafters import Drafter
+from inference.sampling import Sampling, process
+from inference.target import Target
+
+VOCAB, K = 3, 2
+PROMPT = [1, 2, 1, 2, 1]  # 0 is not there yet: a penalty must see it come
+IDS = torch.tensor([0, 2])
+KINDS: dict[str, dict[str, Any]] = {
+    "ngram": {},
+    "medusa": {},
+    "medusa trimmed": {"draft_vocab_size": len(IDS)},
+    "hydra": {},
+    "lm": {"layers": [0]},
+}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "hydra trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True, "min_match": 2},
+    "lm lookup": {"lookup": True, "min_match": 2},
+}
+SAMPLINGS = {
+    "plain": Sampling(1.0),
+    "top-p": Sampling(0.8, top_p=0.9),
+    "penalty": Sampling(1.0, repetition_penalty=1.5),
+}
+ALL = Sampling(0.9, top_p=0.95, repetition_penalty=1.3)
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """Three tokens, neither flat nor certain."""
+    return make_target("llama", vocab_size=VOCAB, initializer_range=0.25)
+
+
+def drafter_of(name: str, target: Target) -> Drafter:
+    options = (KINDS | HYBRIDS)[name]
+    return make_drafter(name.split()[0], target, noise=0.5, ids=IDS if "trimmed" in name else None, **options)
+
+
+def exact_law(target: Target, sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every text of `length` tokens, from full forwards of the target alone."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        texts = torch.tensor([[*PROMPT, *path] for path in law])
+        hidden = target.read(texts, torch.full((len(law),), texts.shape[1])).last[:, -1]
+        seen = torch.zeros(len(law), VOCAB, dtype=torch.bool).scatter_(1, texts, True)
+        rows = zip(law.items(), process(target.head(hidden), sampling, seen).tolist(), strict=True)
+        law = {(*path, v): chance * p for (path, chance), row in rows for v, p in enumerate(row)}
+    return law
+
+
+def error(
+    target: Target, drafter: Drafter | None, sampling: Sampling, patch: pytest.MonkeyPatch, *,
+    rule: Rule = Rule.auto, length: int = 3, **limits: int,
+) -> float:  # fmt: skip
+    """Largest error of the probability of a text of `length` tokens."""
+
+    def make(batch: int) -> Decoder:
+        return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=K, rule=rule)
+
+    found = law_of_loop(make, PROMPT, length, patch, **limits or {"beyond": K})
+    expected = exact_law(target, sampling, length)
+    return max(abs(found.get(text, 0.0) - chance) for text, chance in expected.items())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_text_has_the_targets_probability(target: Target, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert error(target, drafter_of(kind, target), ALL, monkeypatch) < 1e-9
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_under_every_sampling_and_rule(
+    target: Target, sampling: str, rule: Rule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert error(target, drafter_of("hydra", target), SAMPLINGS[sampling], monkeypatch, rule=rule) < 1e-9
+
+
+@pytest.mark.parametrize("kind", [None, "medusa", *HYBRIDS])
+def test_alone_and_up_to_the_length_limit(
+    target: Target, kind: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = drafter_of(kind, target) if kind else None
+    assert error(target, drafter, SAMPLINGS["top-p"], monkeypatch, length=4, batch=1) < 1e-9
+
+
+def _hidden_of_the_position_before(patch: pytest.MonkeyPatch) -> None:
+    true = _Loop._verify
+    patch.setattr(_Loop, "_verify", lambda loop, hidden, draft: true(loop, hidden.roll(1, 1), draft))
+
+
+def _penalty_forgets_drafts(patch: pytest.MonkeyPatch) -> None:
+    true = _Loop._seen
+    patch.setattr(_Loop, "_seen", lambda loop, at, draft, width: true(loop, at, None, width))
+
+
+def _q_before_it_was_sharpened(patch: pytest.MonkeyPatch) -> None:
+    true = _Loop._draft
+
+    def draft(loop: _Loop, *args: Any) -> Any:
+        out = true(loop, *args)
+        if out.probs is not None:
+            out.probs = out.probs.sqrt() / out.probs.sqrt().sum(-1, keepdim=True)
+        return out
+
+    patch.setattr(_Loop, "_draft", draft)
+
+
+BROKEN = [_hidden_of_the_position_before, _penalty_forgets_drafts, _q_before_it_was_sharpened]
+
+
+@pytest.mark.parametrize("rule", Rule)
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_broken_loops_are_caught(target: Target, broken: Any, rule: Rule, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    assert error(target, drafter_of("lm", target), SAMPLINGS["penalty"], monkeypatch, rule=rule) > 1e-4
