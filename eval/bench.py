@@ -187,7 +187,10 @@ def show(figures: dict[str, Any]) -> None:
     for key, what in COMPARED.items():
         entry = figures[key]
         table.add_row(what, f"{entry['ratio']:.2f}x [{entry['ci95'][0]:.2f}, {entry['ci95'][1]:.2f}]")
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = 110
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import inference.decode
+from conf.schema import Rule
 from eval.sampled import (
     MIN_P_VALUE,
     NEW_TOKENS,
@@ -39,32 +40,38 @@ def check(target: Target, drafter: Drafter, prefixes: list[list[int]] = PREFIXES
 # Verifiers that are broken on purpose.
 
 
-def no_residual(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+def no_residual(
+    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
+) -> Verdict:
     """Draws from p instead of (p - q)+ after a rejection."""
-    kept = verify(p, q, draft, counts, a, f).accepted
+    kept = verify(p, q, draft, counts, a, f, rule).accepted
     return Verdict(kept, draw(p[torch.arange(len(p)), kept], f))
 
 
-def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule) -> Verdict:
     """On full acceptance, draws the last token from the previous position's distribution."""
-    true = verify(p, q, draft, counts, a, f)
+    true = verify(p, q, draft, counts, a, f, rule)
     stale = draw(p[torch.arange(len(p)), (true.accepted - 1).clamp(min=0)], f)
     return Verdict(true.accepted, torch.where((true.accepted == counts) & (counts > 0), stale, true.next))
 
 
-def wrong_temperature(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+def wrong_temperature(
+    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
+) -> Verdict:
     """Believes that the draft was drawn at temperature 1.5."""
     flat = None if q is None else q.pow(1 / 1.5) / q.pow(1 / 1.5).sum(-1, keepdim=True)
-    return verify(p, flat, draft, counts, a, f)
+    return verify(p, flat, draft, counts, a, f, rule)
 
 
-def shared_noise(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor) -> Verdict:
+def shared_noise(
+    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
+) -> Verdict:
     """Accepts with the very number that drew the draft: by inverse CDF it lies within the draft's own step."""
     if q is None:
-        return verify(p, q, draft, counts, a, f)
+        return verify(p, q, draft, counts, a, f, rule)
     mass = q.gather(2, draft[..., None]).squeeze(2)
     below = q.cumsum(2).gather(2, draft[..., None]).squeeze(2) - mass
-    return verify(p, q, draft, counts, below + a * mass, f)
+    return verify(p, q, draft, counts, below + a * mass, f, rule)
 
 
 BROKEN = [no_residual, no_bonus, wrong_temperature, shared_noise]
