@@ -31,16 +31,16 @@ def register() -> None:
     for name in PRIMARIES:
         roots = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
         store.store(name=f"{name}_schema", node=roots.get(name, schema.RunConfig))
-    kinds: dict[str, tuple[type, ...]] = {
-        "target": (schema.TargetConfig,),
-        "objective": (schema.ObjectiveConfig,),
-        "data": (schema.DataConfig,),
-        "optim": (schema.OptimConfig,),
-        "bench": (schema.BenchConfig,),
-        "launcher": (schema.LauncherConfig,),
+    groups = {
+        "target": schema.TargetConfig,
+        "objective": schema.ObjectiveConfig,
+        "data": schema.DataConfig,
+        "optim": schema.OptimConfig,
+        "bench": schema.BenchConfig,
+        "launcher": schema.LauncherConfig,
     }
-    for group, (node,) in kinds.items():
-        store.store(group=group, name="schema", node=node)
+    for group, kind in groups.items():
+        store.store(group=group, name="schema", node=kind)
     for node in DRAFTERS:
         store.store(group="drafter", name=f"{node.kind}_schema", node=node)
 

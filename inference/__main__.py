@@ -12,6 +12,7 @@ from .artifact import load_drafter
 from .decode import Decoder, Request
 from .drafters import Drafter, build
 from .load import load_target
+from .replay import longest_draft
 from .sampling import Sampling
 from .show import Printer
 from .stream import StopChecker
@@ -60,9 +61,9 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
         if isinstance(cfg.drafter, NgramConfig):
             return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
-    drafter, own, _ = load_drafter(cfg.drafter.folder or folder, target)
-    heads = getattr(own, "num_heads", None)
-    return drafter, min(cfg.drafter.num_spec_tokens, heads or cfg.drafter.num_spec_tokens)
+    drafter, _, _ = load_drafter(cfg.drafter.folder or folder, target)
+    wanted = cfg.drafter.num_spec_tokens
+    return drafter, min(wanted, longest_draft(drafter, wanted))
 
 
 def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int) -> Decoder:

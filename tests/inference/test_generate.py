@@ -13,7 +13,9 @@ from conf.cli import guarded
 from conf.errors import UserError
 from conf.schema import GenerateConfig, HydraConfig, NgramConfig, TargetConfig
 from inference.acceptance import Round
+from inference.artifact import save_drafter
 from inference.decode import Decoder, Request
+from inference.drafters import build
 from inference.load import load_target
 from inference.show import CONTROLS
 from inference.text import Text
@@ -153,6 +155,16 @@ def test_what_cannot_be_answered_gets_one_line_and_no_text(
     with pytest.raises(UserError, match=line):
         verb.run(_config(tiny_text_folder, tmp_path, prompt=prompt))
     assert capsys.readouterr().out == ""
+
+
+def test_a_draft_is_no_longer_than_the_heads_of_the_saved_drafter(tiny_text_folder: Path, tmp_path: Path) -> None:
+    target = load_target(TargetConfig(str(tiny_text_folder)))
+    saved = HydraConfig(num_heads=2, num_spec_tokens=2, draft_vocab_size=0, lookup=True)
+    save_drafter(tmp_path / "drafter", build(saved, target), saved, target)
+    cfg = _config(tiny_text_folder, tmp_path)
+    cfg.drafter = HydraConfig(num_heads=5, num_spec_tokens=5)
+    drafter, k = verb.find_drafter(cfg, target)
+    assert (drafter.kind, k) == ("lookup+hydra", 2)
 
 
 def test_a_drafter_that_was_not_trained_is_named(tiny_text_folder: Path, tmp_path: Path) -> None:
