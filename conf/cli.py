@@ -18,6 +18,11 @@ from .errors import UserError
 
 NO_READER = 1
 INTERRUPTED = 130
+FULL = {
+    errno.ENOSPC: ("no space left on the disk", "free some"),
+    errno.EDQUOT: ("no space left on the disk", "free some"),
+    errno.EFBIG: ("a file has reached the size limit", "raise it (ulimit -f)"),
+}
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
@@ -74,20 +79,30 @@ def guarded(action: Callable[[], None]) -> int:
     try:
         action()
         sys.stdout.flush()
-    except UserError as error:
-        return _say(error, str(error), 2)
-    except KeyboardInterrupt as stop:
-        return _say(stop, str(stop) or "interrupted; the same command goes on where it stopped", INTERRUPTED)
-    except BrokenPipeError:
-        return NO_READER
-    except OSError as error:
-        if error.errno in NOT_WRITABLE and error.filename:
-            return _say(error, f"{error.filename}: {error.strerror}; mend that or name another place (run_dir)", 2)
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except (Exception, KeyboardInterrupt) as error:
+        if (end := ending(error)) is None:
             raise
-        return _say(error, f"no space left on the disk ({error.filename or 'write failed'}); free some and run the "
-                    "same command again: it goes on where it stopped", 2)  # fmt: skip
+        code, line = end
+        return _say(error, line, code) if line else code
     return 0
+
+
+def ending(error: BaseException) -> tuple[int, str] | None:
+    """Exit code and the line to say for what is nobody's bug; None for a bug."""
+    match error:
+        case UserError():
+            return 2, str(error)
+        case KeyboardInterrupt():
+            return INTERRUPTED, str(error) or "interrupted; the same command goes on where it stopped"
+        case BrokenPipeError():
+            return NO_READER, ""
+        case OSError(errno=number) if number in NOT_WRITABLE and error.filename:
+            return 2, f"{error.filename}: {error.strerror}; mend that or name another place (run_dir)"
+        case OSError(errno=number) if number in FULL:
+            what, cure = FULL[number]
+            where = error.filename or "write failed"
+            return 2, f"{what} ({where}); {cure} and run the same command again: it goes on where it stopped"
+    return None
 
 
 def _say(error: BaseException, line: str, code: int) -> int:

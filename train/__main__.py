@@ -6,18 +6,20 @@ import sys
 from conf.cli import main
 from conf.schema import RunConfig
 
-from .run import run
+from .launch import as_rank, launch
 
 
 def start(cfg: RunConfig) -> None:
-    """Train here, or start launcher.num_processes workers that do."""
+    """Train here, in one process or as one rank of several, or start launcher.num_processes ranks that do."""
     if cfg.launcher.num_processes > 1 and "WORLD_SIZE" not in os.environ:
-        workers = ["--standalone", f"--nproc-per-node={cfg.launcher.num_processes}"]
-        os.execv(
-            sys.executable,
-            [sys.executable, "-m", "torch.distributed.run", *workers, "-m", "train", *sys.argv[1:]],
-        )
-    run(cfg)
+        launch(cfg.launcher.num_processes, ["-m", "train", *sys.argv[1:]])
+        return
+    from .run import run  # what only starts others need not import it
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        as_rank(lambda: run(cfg))
+    else:
+        run(cfg)
 
 
 if __name__ == "__main__":

@@ -116,13 +116,14 @@ class Checkpoints:
             put(f"rng-{rank}.safetensors", save(rng))
         write_whole(folder / STATE, _json(state))
 
-    def latest(self) -> TrainState | None:
-        """The newest checkpoint whose files are whole; a damaged one is passed over, and said so."""
+    def latest(self, quiet: bool = False) -> TrainState | None:
+        """The newest checkpoint whose files are whole; a damaged one is passed over, and said so unless `quiet`."""
         for step in reversed(self.steps()):
             damaged = self._damage(step)
             if damaged is None:
                 return self.state(step)
-            print(f"{self.path(step)} is passed over: {damaged} is damaged", flush=True)
+            if not quiet:
+                print(f"{self.path(step)} is passed over: {damaged} is damaged", flush=True)
         return None
 
     def state(self, step: int) -> TrainState:

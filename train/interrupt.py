@@ -9,10 +9,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Stop:
-    """`requested` once a signal came; a second Ctrl-C interrupts at once. A context manager."""
+    """`requested` once a signal came; a second Ctrl-C interrupts at once. A context manager.
 
-    def __init__(self) -> None:
-        self.requested = False
+    quiet: one rank of several, which all stop together: whoever launched them speaks.
+    """
+
+    def __init__(self, quiet: bool = False) -> None:
+        self.requested, self.quiet = False, quiet
         self._old: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> "Stop":
@@ -30,4 +33,5 @@ class Stop:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print("stopping: the step in progress is finished and saved", flush=True)
+        if not self.quiet:
+            print("stopping: the step in progress is finished and saved", flush=True)

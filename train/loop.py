@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs, gather_object
+from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from conf.errors import UserError
 from conf.schema import RunConfig
@@ -20,11 +21,13 @@ from .checkpoint import Checkpoints, TrainState, check_identity
 from .interrupt import Stop
 from .optim import build_optimizer, mixed_precision, total_steps
 from .progress import Display
-from .rng import rng_state, seed_everything, set_rng_state
+from .rng import rng_state, seed_everything, set_rng_state, undisturbed
 from .step import Distillation, NotFinite, TrainView
 from .teacher import TargetTeacher
 from .tracking import Metrics, Wandb
 from .validate import Validation
+
+VALIDATION_SECONDS = 2 * 60 * 60  # that ranks wait for each other at most
 
 
 class Validates(Protocol):
@@ -35,11 +38,11 @@ class Validates(Protocol):
 
 
 def make_accelerator(cfg: RunConfig, device: torch.device) -> Accelerator:
-    """Devices and processes; buffers (frozen head rows) are equal on all ranks and need no broadcast."""
+    """Devices and processes. The other ranks wait while the main one validates: longer than torch allows by default."""
     return Accelerator(
         cpu=device.type == "cpu",
         mixed_precision=mixed_precision(cfg.optim, device),
-        kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(seconds=VALIDATION_SECONDS))],
     )
 
 
@@ -85,8 +88,9 @@ class Trainer:
         self.display = Display(self.state.step, self.total, quiet=not self.main)
         self.wandb = self._start_wandb()
         try:
-            with Stop() as stop:
-                validator = make_validator() if self.main else None
+            with Stop(quiet=self.accelerator.num_processes > 1) as stop:
+                with undisturbed():
+                    validator = make_validator() if self.main else None
                 self._loop(validator, stop)
         finally:
             self._close()
@@ -110,8 +114,11 @@ class Trainer:
         try:
             metrics = self.distillation.step(self.state.step, batches)
         except NotFinite as error:
-            where = f"step {self.state.step + 1}: {error}; {self.checkpoints.last_good()}"
-            raise UserError(f"{where}. Lower optim.lr, or check the store") from error
+            raise UserError(
+                f"step {self.state.step + 1}: {error}; {self.checkpoints.last_good()}: the same command goes on from "
+                "there. If it comes back, train with a lower optim.lr in another run_dir, with the same data: "
+                f"data.store={self.loader.store.path}"
+            ) from error
         seconds = time.monotonic() - began
         self.state.step += 1
         self.state.loader = asdict(self.loader.state)
@@ -126,14 +133,13 @@ class Trainer:
         step = self.state.step
         if step not in self.due or any(v["step"] == step for v in self.state.validations):
             return
-        rng = rng_state()
         if validator is not None:
-            validation = validator.validate(step, self.drafter)
+            with undisturbed():
+                validation = validator.validate(step, self.drafter)
             self.display.tau = validation.tau
             self.display.say(validation.line())
             self._log({"validation": asdict(validation)})
             self.state.validations.append(asdict(validation))
-        set_rng_state(rng)
         self._save()
 
     def _save(self) -> None:
@@ -145,7 +151,7 @@ class Trainer:
     def _resume(self) -> int | None:
         """Continue from the newest whole checkpoint. Returns its step, None for a fresh start."""
         seed_everything(self.cfg.seed + self.accelerator.process_index)
-        state = self.checkpoints.latest()
+        state = self.checkpoints.latest(quiet=not self.main)
         if state is None:
             return None
         check_identity(state, self.state.identity, self.checkpoints.folder)

@@ -59,7 +59,7 @@ def mixed_precision(cfg: OptimConfig, device: torch.device) -> str:
 def fast_bf16(device: torch.device, cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """CUDA devices and CPUs with native bfloat16 instructions; elsewhere emulation only costs time."""
     if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported())
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu" or not cpuinfo.is_file():
         return False
     flags = {word for line in cpuinfo.read_text().splitlines() if _is_flags(line) for word in line.split()}

@@ -2,6 +2,8 @@
 
 import random
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,16 @@ def set_rng_state(state: dict[str, Tensor]) -> None:
             torch.cuda.set_rng_state(state[f"cuda.{index}"], index)
     _set_numpy_state(state["numpy"].numpy().tobytes())
     _set_python_state(state["python"].numpy().tobytes())
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Whatever the block draws, the random states after it are those before it."""
+    state = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(state)
 
 
 def _numpy_state() -> Tensor:

@@ -162,14 +162,16 @@ def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
-    """Everything that the trained weights depend on, flattened: a checkpoint resumes only where it is equal."""
+    """Everything that `drafter/` depends on, flattened: a checkpoint resumes only where it is equal."""
     return flatten(
         {
             "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
             "drafter": plain(cfg.drafter),
             "objective": plain(cfg.objective),
             "optim": plain(cfg.optim),
-            "checkpoint.validations": cfg.checkpoint.validations,
+            # How often, and on what, decides which checkpoint is the best.
+            "checkpoint": {key: value for key, value in plain(cfg.checkpoint).items() if key != "keep"},
+            "data.max_prompt_tokens": cfg.data.max_prompt_tokens,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
             **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
             "launcher.num_processes": world,

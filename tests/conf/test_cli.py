@@ -79,6 +79,12 @@ def test_a_full_disk_is_one_line(number: int, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().err.startswith(line)
 
 
+def test_a_file_size_limit_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert guarded(_raise(OSError(errno.EFBIG, "File too large", "/x/metrics.jsonl"))) == 2
+    line = "error: a file has reached the size limit (/x/metrics.jsonl); raise it (ulimit -f) and run the same command"
+    assert capsys.readouterr().err.startswith(line)
+
+
 def test_what_is_nobodys_mistake_keeps_its_traceback() -> None:
     for error in (RuntimeError("bug"), OSError(errno.EIO, "broken"), AssertionError()):
         with pytest.raises(type(error)):

@@ -90,10 +90,11 @@ class FakeValidator:
 
     def __init__(self, taus: dict[int, float] | None = None) -> None:
         self.taus, self.asked = taus or {}, []
+        torch.rand(3)  # whatever it draws, now or in a validation, must not change the run
 
     def validate(self, step: int, drafter: Any) -> Validation:
         self.asked.append(step)
-        torch.rand(3)  # whatever a validation draws must not change the run
+        torch.rand(3)
         drafter.train()
         return Validation(step, self.taus.get(step, 1.0), {}, 1.0, [0.5], [0.5], [0.5], 0, 10, 0.0, 1.0)
 

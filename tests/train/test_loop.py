@@ -206,10 +206,14 @@ def test_a_nan_ends_the_run_and_keeps_the_last_good_checkpoint(
     def poison() -> None:
         next(trainer.drafter.parameters()).data.fill_(float("nan"))
 
-    at_step(monkeypatch, 5, poison)
-    with pytest.raises(UserError, match=r"step 7: NaN or infinity.*first in parameter .*; the last good .*step-4"):
+    line = r"step 7: NaN or infinity.*first in parameter .*; the last good .*step-4: the same command.*store=.*store"
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=line):
+        at_step(patch, 5, poison)
         trainer.train(fake_validator)
     assert trainer.checkpoints.steps() == [0, 4]
+    whole, resumed = make_trainer(tmp_path / "whole"), make_trainer(tmp_path)
+    whole.train(fake_validator)
+    assert resumed.train(fake_validator).step == 8 and same(weights(whole), weights(resumed))
 
 
 def test_validation_steps() -> None:

@@ -58,6 +58,16 @@ def test_auto_is_bf16_only_where_the_cpu_has_it(tmp_path: Path, flags: str, fast
     assert fast_bf16(torch.device("cpu"), tmp_path / "missing") is False
 
 
+def test_a_gpu_that_emulates_bf16_is_not_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    for native in (True, False):
+
+        def supported(including_emulation: bool = True, native: bool = native) -> bool:
+            return native or including_emulation
+
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+        assert fast_bf16(torch.device("cuda")) is native
+
+
 def test_mixed_precision_words() -> None:
     cpu = torch.device("cpu")
     assert mixed_precision(OptimConfig(autocast="off"), cpu) == "no"

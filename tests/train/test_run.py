@@ -1,7 +1,10 @@
 """The stage from a store to a drafter folder, on the tiny target, with its real held-out prompts."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+from conf.compose import load
 from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.paths import read_json
@@ -166,6 +170,9 @@ def test_other_settings_in_the_same_run_are_refused(run_dir: Path, tiny_text_fol
     run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2)))
     with pytest.raises(UserError, match=r"another configuration: optim\.lr \(checkpoint 0\.001, now 0\.5\)"):
         run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2, lr=0.5)))
+    with pytest.raises(UserError, match=r"checkpoint\.choose_tokens \(checkpoint 12, now 13\)"):  # τ of other texts
+        chosen = CheckpointConfig(validations=2, choose_prompts=4, choose_tokens=13)
+        run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2), checkpoint=chosen))
 
 
 def test_a_store_of_another_target_is_refused(run_dir: Path, tiny_text_folder: Path) -> None:
@@ -247,6 +254,32 @@ def test_failed_parity_ends_the_run(run_dir: Path, tiny_text_folder: Path, monke
     monkeypatch.setattr(HydraDrafter, "train_logits", lambda self, batch: honest(self, batch).roll(1, dims=1))
     with pytest.raises(UserError, match=r"inside the decoding loop differ from its training forward by \d"):
         run(config(run_dir, tiny_text_folder))
+
+
+@pytest.mark.slow
+def test_two_ranks_train_as_one_does_and_fail_with_one_line(run_dir: Path, tiny_text_folder: Path, repo: Path) -> None:
+    settings = [
+        f"target={tiny_text_folder}", "target.device=cpu", "drafter=hydra", f"drafter.draft_vocab_size={VOCAB}",
+        "optim.warmup=0", "optim.batch_tokens=128", "checkpoint.validations=1", "checkpoint.choose_prompts=2",
+        "checkpoint.choose_tokens=6", "tracking.wandb=off", "data.max_prompt_tokens=400",
+    ]  # fmt: skip
+    several = [f"run_dir={run_dir}", "launcher.num_processes=2", "optim.lr=1e36", "optim.max_steps=4"]
+    environment = {key: value for key, value in os.environ.items() if key != "WORLD_SIZE"}
+    command = [sys.executable, "-m", "train", *settings, *several]
+    done = subprocess.run(command, cwd=repo, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: step 2: NaN or infinity"), done.stderr
+    assert done.stderr.count("\n") == 1 and "last good checkpoint is" in done.stderr
+    assert done.stdout.count("validation at step 0") == done.stdout.count("train 1/4") == 1
+    alone = [f"run_dir={run_dir.parent / 'one'}", f"data.store={run_dir / 'store'}"]
+    run(load("train", [*settings, *alone, "optim.lr=1e-9", "optim.max_steps=1", "optim.accumulate=2"]))
+    two, one = (_first_step(folder) for folder in (run_dir, run_dir.parent / "one"))
+    for figure in ("loss", "grad_norm", "positions"):
+        assert two[figure] == pytest.approx(one[figure], rel=1e-5), figure
+
+
+def _first_step(run_dir: Path) -> dict[str, Any]:
+    lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return next(line for line in lines if "loss" in line)
 
 
 def test_choosing_prompts_are_held_out_and_short_enough(tiny_text_folder: Path, tmp_path: Path, target: Target) -> None:
