@@ -33,7 +33,7 @@ Path = tuple[int, ...]
 """The tokens of a continuation so far."""
 
 SAMPLINGS = (Sampling(temperature=1.0), Sampling(temperature=0.6))  # the colder one visits places more often
-NEW_TOKENS = 4  # of a continuation: two to four rounds
+NEW_TOKENS = (3, 5)  # of the continuations of one prefix and the next: many cheap draws, and drafts of three in a row
 BATCH = 64
 ENOUGH = 40  # visits of a place that is tested by itself
 LONG = 16  # response tokens in a prefix
@@ -68,7 +68,7 @@ class SampledTest:
             "test": f"G-test, {self.test.contexts} contexts, {self.test.dof} degrees of freedom",
             "draws": self.draws, "compared": self.test.draws, "statistic": float(self.test.statistic),
             "p_value": self.test.p_value,
-            "continuations": self.continuations, "new_tokens": NEW_TOKENS, "rounds": self.rounds,
+            "continuations": self.continuations, "new_tokens": list(NEW_TOKENS), "rounds": self.rounds,
             "accepted_draft_tokens": self.accepted, "temperatures": [s.temperature for s in SAMPLINGS],
             "smallest_bias": self.test.smallest_bias(MIN_P_VALUE, POWER), "power": POWER, "level": MIN_P_VALUE,
         }  # fmt: skip
@@ -84,21 +84,23 @@ def sampled_check(
         decoder = Decoder(
             target, drafter, batch=batch, num_spec_tokens=num_spec_tokens, seed=seed + number, rule=rule
         )
-        exact = ExactProbs(target, prefix, batch)
-        for sampling, places in _continue(decoder, prefix, -(-draws // len(prefixes)), out).items():
+        exact, longest = ExactProbs(target, prefix, batch), NEW_TOKENS[number % len(NEW_TOKENS)]
+        for sampling, places in _continue(decoder, prefix, longest, -(-draws // len(prefixes)), out).items():
             for path, probs in exact.after(places.following, sampling):
                 _compare(places.following[path], probs, out.test, rare)
     rare.into(out.test)
     return out
 
 
-def _continue(decoder: Decoder, prefix: list[int], draws: int, out: SampledTest) -> dict[Sampling, Places]:
-    """At least `draws` tokens after a prefix, a batch of continuations at a time."""
+def _continue(
+    decoder: Decoder, prefix: list[int], longest: int, draws: int, out: SampledTest
+) -> dict[Sampling, Places]:
+    """At least `draws` tokens after a prefix, a batch of continuations of `longest` tokens at a time."""
     places = {sampling: Places() for sampling in SAMPLINGS}
     end = out.draws + draws
     while out.draws < end:
         samplings = [SAMPLINGS[row % len(SAMPLINGS)] for row in range(decoder.batch)]
-        for result in decoder.run([Request(prefix, max_new_tokens=NEW_TOKENS, sampling=s) for s in samplings]):
+        for result in decoder.run([Request(prefix, max_new_tokens=longest, sampling=s) for s in samplings]):
             assert result.request.sampling is not None
             places[result.request.sampling].add(result.tokens)
             out.draws += len(result.tokens)
@@ -125,7 +127,7 @@ class ExactProbs:
 
     def __init__(self, target: Target, prefix: list[int], batch: int) -> None:
         self.target = target
-        self.cache = target.new_cache(1, len(prefix) + NEW_TOKENS)
+        self.cache = target.new_cache(1, len(prefix) + max(NEW_TOKENS))
         self.root = target.forward(torch.tensor([prefix], device=target.device), self.cache).last[:, -1]  # [1,H]
         self.cache.advance([len(prefix)])
         self.cache.expand(batch)

@@ -11,6 +11,7 @@ from drafting import make_drafter, make_target
 from torch import Tensor
 
 import inference.drafters.base as base
+from conf.schema import Rule
 from inference.drafters import Context, Draft, Features
 from inference.drafters.base import spread
 from inference.drafters.block import BlockDrafter
@@ -114,7 +115,8 @@ class Rounds:
 
 
 def outcomes(draft: Draft, row: int, p: Tensor) -> Iterator[tuple[list[int], float]]:
-    """What `verify` emits for one draft, given p [K+1,V], and with which probability."""
+    """What `verify` emits for one draft by the token rule, whose thresholds are known, given p [K+1,V], and with which
+    probability (the block rule has its own test, tests/inference/test_verify_block.py)."""
     width = draft.tokens.shape[1]
     q = draft.probs[row] if draft.probs is not None else torch.zeros(width, V).double()
     x = draft.tokens[row]
@@ -127,7 +129,7 @@ def outcomes(draft: Draft, row: int, p: Tensor) -> Iterator[tuple[list[int], flo
     n = len(numbers)
     verdict = verify(
         p[: width + 1].expand(n, -1, -1), q.expand(n, -1, -1), x.expand(n, -1), draft.counts[row].expand(n),
-        numbers[:, :width], numbers[:, width],
+        numbers[:, :width], numbers[:, width], Rule.token,
     )  # fmt: skip
     for kept, token, weight in zip(verdict.accepted.tolist(), verdict.next.tolist(), weights.tolist(), strict=True):
         yield [*x[:kept].tolist(), token], weight
