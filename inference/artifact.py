@@ -39,6 +39,7 @@ from conf.schema import (
     NgramConfig,
 )
 
+from . import layouts
 from .drafters import Drafter, build, needs_vocab
 from .stock import read_config
 from .target import Target
@@ -140,6 +141,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     of another shape, or not finite.
     """
     folder = find(where)
+    if not (folder / WEIGHTS).exists() and (folder / layouts.MODEL).exists():
+        return _load_published(folder, target)
     about = read_about(folder)
     cfg = drafter_config(about, folder)
     check_target(about.get("target", {}), target, str(where))
@@ -154,6 +157,40 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved)
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
+
+
+def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfig, dict[str, Any]]:
+    """A folder in an engine's layout: one that we published (drafter.json says more) or somebody else did."""
+    ours = (folder / CONFIG).exists()
+    about = read_about(folder) if ours else {"training": {}}
+    if ours:
+        check_target(about.get("target", {}), target, str(folder))
+    config, tensors = layouts.open_folder(folder)
+    if layouts.is_causal_lm(config):
+        fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0}
+        cfg = _config_of(about, fields, folder)
+        return build(cfg, target).eval(), cfg, about
+    found = layouts.read(config, tensors, target, str(folder))
+    cfg = _config_of(about, found.fields | {"dtype": _dtype_of(found.tensors)}, folder)
+    ids = None if found.draft_ids is None else found.draft_ids.to(target.device)
+    drafter = build(cfg, target, ids)
+    load_weights(drafter, found.tensors, str(folder / layouts.MODEL))
+    return drafter.eval(), cfg, about
+
+
+def _config_of(about: dict[str, Any], found: dict[str, Any], folder: Path) -> DrafterConfig:
+    """What drafter.json says, else the defaults of the kind found; what the layout shows wins."""
+    own = about.get("drafter", {"num_spec_tokens": found.get("num_spec_tokens", 3)})
+    shown = {key: value for key, value in found.items() if key != "num_spec_tokens"}
+    known = {f.name for f in dataclasses.fields(KINDS[found["kind"]])}
+    kept = {key: value for key, value in own.items() if key in known and key != "folder"}
+    return drafter_config({"drafter": kept | shown}, folder)
+
+
+def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
+    """What most weights are kept in."""
+    largest = max(tensors.values(), key=torch.Tensor.numel)
+    return str(largest.dtype).removeprefix("torch.")
 
 
 def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:

@@ -53,8 +53,8 @@ class Target:
         self.windows = layer_windows(config, f"target {name}")
         self.context = context_of(config)
         self._cache_key = _cache_keyword(self.base)
-        self._cap = getattr(config, "final_logit_softcapping", None)
-        self._scale = logit_scale(config)
+        self.logit_cap: float | None = getattr(config, "final_logit_softcapping", None)
+        self.logit_scale = logit_scale(config)
         self._check_runs()
 
     @property
@@ -145,9 +145,9 @@ class Target:
         return embedded
 
     def _post(self, logits: Tensor) -> Tensor:
-        if self._scale != 1.0:
-            logits = logits * self._scale
-        return logits if self._cap is None else torch.tanh(logits / self._cap) * self._cap
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def masks(self, positions: Tensor, view: int) -> dict[str, Tensor]:
         """Additive causal masks [B,1,N,view] for positions [B,N], by layer type."""

@@ -53,7 +53,8 @@ class BlockDrafter(Drafter):
         self.taps = tuple(cfg.taps or default_taps(target.num_layers))
         self.mask_token = min(target.eos_ids, default=0) if cfg.mask_token is None else cfg.mask_token
         self.readout = Readout(target, draft_ids)
-        self.network = BlockNetwork(Shape.like(target.model.config, len(self.taps), cfg.inner_size), cfg.num_layers)
+        self.shape = Shape.like(target.model.config, len(self.taps), cfg.inner_size)
+        self.network = BlockNetwork(self.shape, cfg.num_layers)
         size, rank = target.vocab_size if draft_ids is None else len(draft_ids), cfg.markov_rank
         self.markov_head = MarkovHead(target.vocab_size, size, rank) if rank else None
         self.confidence_head = ConfidenceHead(target.hidden_size + rank) if cfg.confidence_head else None

@@ -9,6 +9,8 @@ from torch.nn import functional as F
 from ..target import Target
 from .base import Drafter
 
+EPSILON = 1e-6  # of the norms of drafters that have their own
+
 
 class Readout:
     """Logits over a trimmed vocabulary from the target's own frozen head rows; holds no parameters.
@@ -63,4 +65,4 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., H] -> [..., H]."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, 1e-6)
+        return F.rms_norm(x, (x.shape[-1],), self.weight, EPSILON)

@@ -32,7 +32,7 @@ class MedusaDrafter(HeadsDrafter):
 
     def __init__(self, target: Target, num_heads: int, num_layers: int, draft_ids: Tensor | None) -> None:
         super().__init__(target, num_heads, draft_ids)
-        width = target.hidden_size
+        width, self.num_layers = target.hidden_size, num_layers
         self.heads = nn.ModuleList(
             nn.Sequential(*(MedusaBlock(width) for _ in range(num_layers))) for _ in range(num_heads)
         )

@@ -1,0 +1,77 @@
+"""Layouts of drafters that other programs load: `write` makes one, `read` turns one back into ours."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from conf.errors import UserError
+
+from ..drafters import Drafter
+from ..drafters.block import BlockDrafter
+from ..drafters.eagle3 import Eagle3Drafter
+from ..drafters.early_exit import EarlyExitDrafter
+from ..drafters.hybrid import HybridDrafter
+from ..drafters.lm import LmDrafter
+from ..drafters.medusa import MedusaDrafter
+from ..drafters.ngram import NgramDrafter
+from ..target import Target
+from . import block, eagle3, lm, medusa, ngram
+from .base import WEIGHTS as MODEL
+from .base import Layout, Read
+from .folder import open_folder, write_files
+
+__all__ = ["MODEL", "Layout", "NoLayout", "Read", "is_causal_lm", "open_folder", "read", "write", "write_files"]
+
+
+class NoLayout(UserError):
+    """No engine loads this drafter: it runs in our own loop."""
+
+
+def write(
+    drafter: Drafter, target: Target, num_spec_tokens: int, texts: Iterable[Sequence[int]] = (),
+    speculators: bool = False, verifier: str | None = None,
+) -> Layout:  # fmt: skip
+    """The layout of a drafter's kind; of a hybrid, of its trained part. texts: token ids that the target wrote, for
+    n-gram tables. speculators: EAGLE-3 as that library saves it, for target `verifier`.
+
+    Raises NoLayout for a kind without one, UserError for a drafter that does not fit its kind's.
+    """
+    match drafter:
+        case HybridDrafter():
+            return write(drafter.inner, target, num_spec_tokens, texts, speculators, verifier)
+        case Eagle3Drafter() if speculators:
+            return eagle3.write_speculators(drafter, num_spec_tokens, verifier)
+        case Eagle3Drafter():
+            return eagle3.write(drafter)
+        case BlockDrafter():
+            return block.write(drafter, target)
+        case MedusaDrafter():
+            return medusa.write(drafter, target)
+        case LmDrafter():
+            return lm.write(drafter, target, num_spec_tokens)
+        case EarlyExitDrafter():
+            return lm.write_exit(drafter, target, num_spec_tokens)
+        case NgramDrafter():
+            return ngram.write(drafter, num_spec_tokens, texts)
+        case _:
+            raise NoLayout(f"no engine loads {drafter.kind} drafters; they run in our own loop")
+
+
+def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, where: str) -> Read:
+    """A repository that something else wrote, or we for an engine. Raises UserError for a kind that is not known, and
+    for one that our drafter of that kind would run differently."""
+    names = {*config.get("architectures", []), config.get("model_type"), config.get("speculators_model_type")}
+    if names & {"LlamaForCausalLMEagle3", "Eagle3Speculator", "eagle3"}:
+        return eagle3.read(config, tensors, target, where)
+    if names & {"Qwen3DSparkModel", "DSparkDraftModel", "dspark"}:
+        return block.read(config, tensors, target, where)
+    if names & {"MedusaModel", "medusa"} or "medusa_num_heads" in config:
+        return medusa.read(tensors, target, where)
+    known = ", ".join(sorted(str(name) for name in names - {None})) or "no architecture at all"
+    raise UserError(f"{where}: {known} is no drafter layout that is known: EAGLE-3, DSpark, Medusa, or a causal LM")
+
+
+def is_causal_lm(config: dict[str, Any]) -> bool:
+    """Whether config.json describes a stock causal LM."""
+    return any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or [])
