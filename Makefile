@@ -3,7 +3,7 @@
 # PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
-.PHONY: help install distill collect train evaluate generate publish bench test check
+.PHONY: help install distill collect train evaluate generate publish check-drafter bench test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -23,7 +23,7 @@ python := .venv/bin/python
 run := @set -f; exec $(python) -m
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'ARGS="key=value ..." overrides any setting; python -m <stage> --help lists them'
 
 install: ## the set-up alone: .venv with pinned packages, torch first
@@ -44,8 +44,11 @@ evaluate: install ## acceptance, speed and losslessness of a drafter
 generate: install ## stream an answer with the drafter, accepted tokens marked (PROMPT="...")
 	$(run) inference $(value ARGS)
 
-publish: install ## build the hub folder with its model card
-	$(run) eval.publish $(value ARGS)
+publish: install ## build the hub folder, checked, with its model card (REPO=owner/name uploads it)
+	$(run) eval.publish $(if $(REPO),push=true repo_id=$(value REPO)) $(value ARGS)
+
+check-drafter: install ## what an engine would load of a drafter folder, and whether it drafts as it was trained to
+	$(run) eval.preflight $(value ARGS)
 
 bench: install ## measure what costs time on this machine
 	$(run) eval.bench $(value ARGS)

@@ -1,6 +1,8 @@
 """The roots of the stages; the whole configuration is imported from here. `__post_init__` refuses nonsense."""
 
+import re
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from omegaconf import MISSING
 
@@ -51,6 +53,7 @@ __all__ = [
     "OptimConfig",
     "PositionWeights",
     "PublishConfig",
+    "PublishLayout",
     "Rule",
     "RunConfig",
     "TargetConfig",
@@ -123,11 +126,31 @@ class GenerateConfig(RunConfig):
         require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "> 0 (1: off)")
 
 
+class PublishLayout(StrEnum):
+    """auto: an engine's layout where the kind has one, else our own; engine: an engine's or nothing (early exits as a
+    truncated LM, n-gram settings); speculators: EAGLE-3 as that library saves it; own: draftsmith's."""
+
+    auto = "auto"
+    engine = "engine"
+    speculators = "speculators"
+    own = "own"
+
+
 @dataclass
 class PublishConfig(RunConfig):
     """`make publish`: the hub folder; pushed only with a token and push=true."""
 
     repo_id: str | None = None
     push: bool = False
-    private: bool = True
+    public: bool = False
+    layout: PublishLayout = PublishLayout.auto
     license: str | None = None  # default: the target's
+    message: str = "draftsmith drafter"
+    revision: str | None = None  # the branch; default: main
+    create_pr: bool = False
+    tag: str | None = None  # default: draftsmith's version
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        named = self.repo_id is None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id) is not None
+        require(named, "repo_id", self.repo_id, "owner/name")

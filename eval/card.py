@@ -1,10 +1,13 @@
-"""The model card of a hub folder, generated from report.json alone."""
+"""The model card of a hub folder, generated from report.json and what the preflight found."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from .card_use import use
+from .engines import Verdict
 from .html import interval, number
 from .plots import runs
 from .report import lossless_lines
@@ -12,28 +15,15 @@ from .report import lossless_lines
 Report = dict[str, Any]
 UNKNOWN = "not recorded"
 
-OWN_LOOP = (
-    "This drafter runs in draftsmith's own lossless loop:\n\n"
-    '    make generate PROMPT="..." ARGS="{target} drafter.folder=FOLDER"\n\n'
-    "with FOLDER the downloaded folder. {why} So no serving line of another engine is given."
-)
-ENGINES = {
-    "eagle3": "The tensors and config.json are in EAGLE-3's published layout, but no other engine has run this folder.",
-    "block": "Its tensors are in draftsmith's own layout, and no other engine has run this folder.",
-    "hydra": "vLLM, SGLang, TensorRT-LLM, llama.cpp and transformers have no Hydra heads.",
-    "medusa": "vLLM up to 0.32.0 loads Medusa heads in a format of its own; the other engines have none.",
-    "early_exit": "Verification goes on from states inside the target, which no other engine does.",
-    "jump": "Drafts start inside the target, on its own keys and values, which no other engine does.",
-    "lm": "The weights are in draftsmith's own format, not a model folder that engines load.",
-    "ngram": "Prompt lookup has no weights; engines have it built in under their own options.",
-}
-
-
-def model_card(report: Report, *, base_model: str | None, license: str | None, plot: str | None = None) -> ModelCard:
-    """The card; base_model: a hub id, None for a target that is not on the hub; plot: a PNG beside the
-    card."""
+def model_card(
+    report: Report, *, base_model: str | None, license: str | None, plot: str | None = None,
+    layout: str | None = None, engines: Sequence[Verdict] = (), checks: Sequence[str] = (),
+) -> ModelCard:  # fmt: skip
+    """The card; base_model: a hub id, None for a target that is not on the hub; plot: a PNG beside the card; layout
+    and engines: what the folder is in, and who can serve it; checks: what the preflight found."""
+    kind, name = chain_kind(report), target_name(report)
     parts = [
-        f"# {heading(report)}", summary(report), use(report),
+        f"# {heading(report)}", summary(report), use(kind, name, layout, engines, checks),
         "## Acceptance\n\n" + acceptance_table(report), "## Speed\n\n" + speed_table(report),
         f"![Speed-up per category]({plot})" if plot else "",
         "## Where it does not help\n\n" + not_helping(report),
@@ -134,12 +124,6 @@ def summary(report: Report) -> str:
         f"({speed['dtype']}, batch {speed['batch']}, {machine['processor']}, {machine['threads']} threads, "
         f"{machine['device']})."
     )
-
-
-def use(report: Report) -> str:
-    """How to run it, and why no engine's serving line stands here."""
-    target = f"target={target_name(report)}"
-    return "## Use\n\n" + OWN_LOOP.format(target=target, why=ENGINES[chain_kind(report)])
 
 
 def markdown(header: list[str], rows: list[list[str]]) -> str:

@@ -1,77 +1,124 @@
-"""`python -m eval.publish`: the hub folder of a drafter with its card; pushed only with push=true and a
-token."""
+"""`python -m eval.publish`: the hub folder of a drafter in the layout that engines load, checked, with its card; pushed
+only with push=true and a token."""
 
 import os
-import re
 import shutil
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, get_token
+from huggingface_hub import ModelCard, get_token
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntryNotFoundError
 
 from conf.cli import main
 from conf.digest import file_digest
-from conf.errors import UserError
+from conf.errors import UserError, require
 from conf.paths import read_json, run_dir, write_json
-from conf.schema import PublishConfig, TargetConfig
-from inference.artifact import CONFIG, MODEL_CONFIG, WEIGHTS, replace_folder
+from conf.schema import PublishConfig, PublishLayout, TargetConfig
+from inference import layouts
+from inference.artifact import CONFIG, MODEL_CONFIG, WEIGHTS, load_drafter, replace_folder
+from inference.drafters import Drafter
+from inference.load import load_target
+from inference.target import Target
 
 from .card import Report, model_card
+from .engines import verdicts
+from .hygiene import check_files, without_paths
+from .preflight import Preflight, choosing_ids, preflight
+from .push import push
+from .report import is_lossless
 from .stage import drafter_place
 
 PLOT = "speedup_by_category.png"
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PLOTS = (PLOT, "acceptance_per_position.png", "draft_length.png")
-ABSOLUTE = re.compile(r"(?<![\w.:/])(?:~|/)[^\s'\",;\])]*/")  # the folders of a path on this machine
 
 
 def run(cfg: PublishConfig) -> None:
-    """Build run_dir/hub and, when asked to and able to, push it. Raises UserError: no report, no drafter, or
-    a report about another drafter."""
+    """Build run_dir/hub and, when asked to and able to, push it. Raises UserError: no report, no drafter, a report
+    about another drafter or one that is not lossless, an unknown licence, or a folder that fails its checks."""
+    if cfg.push and not cfg.repo_id:
+        raise UserError("push=true needs repo_id=owner/name (make publish REPO=owner/name)")
     folder = run_dir(cfg)
-    hub = build_hub(cfg, folder)
+    target = load_target(cfg.target)
+    hub = build_hub(cfg, folder, target)
     if not cfg.push:
         print(f"built {hub}; push=true repo_id=owner/name uploads it")
     elif get_token() is None:
         print(f"built {hub}; not pushed: no Hugging Face token is configured (hf auth login)")
     else:
-        print(push(cfg, hub))
+        prompts = choosing_ids(cfg, target)
+        print(push(cfg, hub, lambda pushed: preflight(pushed, target, prompts)))
 
 
-def build_hub(cfg: PublishConfig, folder: Path) -> Path:
-    """Weights, configuration, card, report, plots and provenance in run_dir/hub, put in place whole."""
-    report, drafter = checked(cfg, folder)
+def build_hub(cfg: PublishConfig, folder: Path, target: Target) -> Path:
+    """Weights, configuration, card, report, plots and provenance in run_dir/hub, put in place whole once it passed."""
+    report, place = checked(cfg, folder)
+    licence = cfg.license or target_license(cfg.target)
+    if licence is None:
+        raise UserError(f"the licence of target {target.name} is unknown, and its drafter inherits it: say license=...")
     temporary = folder / f".hub.tmp-{os.getpid()}"
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
-    shutil.copy2(drafter / WEIGHTS, temporary)
-    for path in (drafter / CONFIG, drafter / MODEL_CONFIG, folder / "report.json", folder / "provenance.json"):
-        if path.exists():
-            write_json(temporary / path.name, without_paths(read_json(path)))
-    for name in PLOTS:
-        if (folder / name).exists():
-            shutil.copy2(folder / name, temporary)
-    card = model_card(
-        without_paths(report), base_model=base_model(cfg.target), license=cfg.license or target_license(cfg.target),
-        plot=PLOT if (folder / PLOT).exists() else None,
-    )  # fmt: skip
-    card.save(temporary / "README.md")
-    replace_folder(temporary, folder / "hub")
+    try:
+        trained, _, _ = load_drafter(place, target)
+        layout = write_drafter(cfg, trained, place, target, temporary)
+        result = preflight(temporary, target, choosing_ids(cfg, target), trained)
+        _write_rest(cfg, folder, report, licence, layout, result, temporary)
+        check_files(temporary)
+        replace_folder(temporary, folder / "hub")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
     return folder / "hub"
 
 
-def without_paths(value: Any) -> Any:
-    """JSON data with every absolute path cut to its last name: what is published says nothing of this machine."""
-    if isinstance(value, dict):
-        return {key: without_paths(v) for key, v in value.items()}
-    if isinstance(value, list):
-        return [without_paths(v) for v in value]
-    return ABSOLUTE.sub("", value) if isinstance(value, str) else value
+def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Target, folder: Path) -> str | None:
+    """The drafter's files; the name of an engine's layout, None for our own."""
+    about = without_paths(read_json(place / CONFIG))
+    layout = _layout(cfg, drafter, target)
+    if layout is None:
+        shutil.copy2(place / WEIGHTS, folder)
+        if (place / MODEL_CONFIG).exists():
+            write_json(folder / MODEL_CONFIG, without_paths(read_json(place / MODEL_CONFIG)))
+    else:
+        layouts.write_files(layout, folder, target.text if layout.tokenizer else None)
+        about |= {"layout": layout.name}
+    write_json(folder / CONFIG, about)
+    return None if layout is None else layout.name
+
+
+def _layout(cfg: PublishConfig, drafter: Drafter, target: Target) -> layouts.Layout | None:
+    k, kind = cfg.drafter.num_spec_tokens, PublishLayout
+    if cfg.layout is kind.own or (cfg.layout is kind.auto and drafter.kind.endswith(("early_exit", "ngram"))):
+        return None
+    speculators = cfg.layout is kind.speculators
+    try:
+        return layouts.write(drafter, target, k, speculators=speculators, verifier=base_model(cfg.target))
+    except layouts.NoLayout:
+        require(cfg.layout is kind.auto, "layout", cfg.layout.value, f"auto or own: no engine loads {drafter.kind}")
+        return None
+
+
+def _write_rest(
+    cfg: PublishConfig, folder: Path, report: Report, licence: str, layout: str | None, result: Preflight, hub: Path
+) -> None:
+    for name in ("report.json", "provenance.json"):
+        if (folder / name).exists():
+            write_json(hub / name, without_paths(read_json(folder / name)))
+    for name in PLOTS:
+        if (folder / name).exists():
+            shutil.copy2(folder / name, hub)
+    target, drafter = base_model(cfg.target) or "TARGET", cfg.repo_id or "DRAFTER"
+    settings = read_json(hub / "speculative.json")
+    card = model_card(
+        without_paths(report), base_model=base_model(cfg.target), license=licence,
+        plot=PLOT if (folder / PLOT).exists() else None, layout=layout, checks=result.passed,
+        engines=verdicts(layout, target, drafter, cfg.drafter.num_spec_tokens, settings),
+    )  # fmt: skip
+    card.save(hub / "README.md")
 
 
 def checked(cfg: PublishConfig, folder: Path) -> tuple[Report, Path]:
-    """(report, drafter folder). Raises UserError unless both are there and belong together."""
+    """(report, drafter folder). Raises UserError unless both are there, belong together, and the output was the
+    target's own."""
     drafter = Path(drafter_place(cfg))
     if not (drafter / WEIGHTS).is_file() or not (drafter / CONFIG).is_file():
         raise UserError(f"no drafter in {drafter}: train one (make train) before publishing")
@@ -80,6 +127,8 @@ def checked(cfg: PublishConfig, folder: Path) -> tuple[Report, Path]:
         raise UserError(f"no report.json in {folder}: evaluate the drafter (make evaluate) before publishing")
     if report["drafter"]["weights_digest"] != file_digest(drafter / WEIGHTS):
         raise UserError(f"{folder / 'report.json'} is about other weights than {drafter}; run make evaluate again")
+    if not is_lossless(report["lossless"]):
+        raise UserError(f"{folder / 'report.json'}: the certificate failed, the output was not the target's own")
     return report, drafter
 
 
@@ -102,19 +151,6 @@ def target_license(target: TargetConfig) -> str | None:
         return None
     return str(found) if found else None
 
-
-def push(cfg: PublishConfig, hub: Path) -> str:
-    """Create the repository (private unless private=false) and upload the folder; returns its address."""
-    if not cfg.repo_id:
-        raise UserError("push=true needs repo_id=owner/name")
-    api = HfApi()
-    try:
-        url = api.create_repo(cfg.repo_id, private=cfg.private, exist_ok=True)
-        api.upload_folder(repo_id=cfg.repo_id, folder_path=hub, commit_message="draftsmith drafter")
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{hub} could not be pushed to {cfg.repo_id}: {reason}") from error
-    return str(url)
 
 
 if __name__ == "__main__":

@@ -166,8 +166,8 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
     if ours:
         check_target(about.get("target", {}), target, str(folder))
     config, tensors = layouts.open_folder(folder)
-    if layouts.is_causal_lm(config):
-        fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0}
+    if layouts.name_of(config) == "lm":
+        fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0, "lora_rank": 0}
         cfg = _config_of(about, fields, folder)
         return build(cfg, target).eval(), cfg, about
     found = layouts.read(config, tensors, target, str(folder))

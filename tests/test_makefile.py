@@ -18,6 +18,7 @@ VERBS = {
     "evaluate": ["-m", "eval"],
     "generate": ["-m", "inference"],
     "publish": ["-m", "eval.publish"],
+    "check-drafter": ["-m", "eval.preflight"],
     "bench": ["-m", "eval.bench"],
 }
 

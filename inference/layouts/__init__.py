@@ -21,7 +21,7 @@ from .base import WEIGHTS as MODEL
 from .base import Layout, Read
 from .folder import open_folder, write_files
 
-__all__ = ["MODEL", "Layout", "NoLayout", "Read", "is_causal_lm", "open_folder", "read", "write", "write_files"]
+__all__ = ["MODEL", "Layout", "NoLayout", "Read", "name_of", "open_folder", "read", "write", "write_files"]
 
 
 class NoLayout(UserError):
@@ -58,20 +58,32 @@ def write(
             raise NoLayout(f"no engine loads {drafter.kind} drafters; they run in our own loop")
 
 
-def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, where: str) -> Read:
-    """A repository that something else wrote, or we for an engine. Raises UserError for a kind that is not known, and
-    for one that our drafter of that kind would run differently."""
-    names = {*config.get("architectures", []), config.get("model_type"), config.get("speculators_model_type")}
-    if names & {"LlamaForCausalLMEagle3", "Eagle3Speculator", "eagle3"}:
-        return eagle3.read(config, tensors, target, where)
+def name_of(config: dict[str, Any]) -> str | None:
+    """The layout that config.json describes, ours or another's; None for one that is not known."""
+    kind = config.get("speculators_model_type")
+    names = {*config.get("architectures", []), config.get("model_type"), kind}
+    if kind == "eagle3":
+        return "eagle3_speculators"
+    if "LlamaForCausalLMEagle3" in names:
+        return "eagle3"
     if names & {"Qwen3DSparkModel", "DSparkDraftModel", "dspark"}:
-        return block.read(config, tensors, target, where)
+        return "dspark"
     if names & {"MedusaModel", "medusa"} or "medusa_num_heads" in config:
-        return medusa.read(tensors, target, where)
-    known = ", ".join(sorted(str(name) for name in names - {None})) or "no architecture at all"
-    raise UserError(f"{where}: {known} is no drafter layout that is known: EAGLE-3, DSpark, Medusa, or a causal LM")
+        return "medusa"
+    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    return "lm" if causal else None
 
 
-def is_causal_lm(config: dict[str, Any]) -> bool:
-    """Whether config.json describes a stock causal LM."""
-    return any(str(name).endswith("ForCausalLM") for name in config.get("architectures") or [])
+def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, where: str) -> Read:
+    """A repository of heads that something else wrote, or we for an engine. Raises UserError for a kind that is not
+    known, and for one that our drafter of that kind would run differently."""
+    match name_of(config):
+        case "eagle3" | "eagle3_speculators":
+            return eagle3.read(config, tensors, target, where)
+        case "dspark":
+            return block.read(config, tensors, target, where)
+        case "medusa":
+            return medusa.read(tensors, target, where)
+        case _:
+            known = ", ".join(config.get("architectures") or []) or "no architecture at all"
+            raise UserError(f"{where}: {known} is no drafter layout known: EAGLE-3, DSpark, Medusa, a causal LM")

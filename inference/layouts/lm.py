@@ -59,8 +59,8 @@ def _layout(model: PreTrainedModel, ids: Tensor | None, target: Target, num_spec
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(target.model.config, name, None))
     config.architectures = [type(model).__name__]
-    generation = _generation(target, num_spec_tokens)
-    return Layout("lm", state, config.to_dict(), {GENERATION: generation}, tokenizer=True)
+    described = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    return Layout("lm", state, described, {GENERATION: _generation(target, num_spec_tokens)}, tokenizer=True)
 
 
 def merged(module: Adapted) -> Adapted:
