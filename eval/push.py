@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from conf.errors import UserError
@@ -31,11 +31,11 @@ def push(cfg: PublishConfig, hub: Path, check: Callable[[Path], Any], api: HfApi
         )  # fmt: skip
         revision = f"refs/pr/{commit.pr_num}" if cfg.create_pr and commit.pr_num else commit.oid
         with tempfile.TemporaryDirectory() as place:
-            check(Path(snapshot_download(cfg.repo_id, revision=revision, local_dir=place, endpoint=api.endpoint)))
+            check(Path(api.snapshot_download(cfg.repo_id, revision=revision, local_dir=place)))
         if not cfg.create_pr:
             _tag(api, cfg, commit.oid)
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = " ".join(str(error).split())[:300]
+    except (HfHubHTTPError, OSError, ValueError, RuntimeError) as error:  # a file that didn't arrive is a RuntimeError
+        reason = " ".join(f"{error} {error.__cause__ or ''}".split())[:300]
         raise UserError(f"{hub} could not be pushed to {cfg.repo_id}: {reason}; run it again to go on") from error
     return str(commit.pr_url if cfg.create_pr and commit.pr_url else url)
 
