@@ -13,6 +13,9 @@ from conf.digest import file_digest
 from conf.errors import UserError, require
 from conf.paths import read_json, run_dir, write_json
 from conf.schema import PublishConfig, PublishLayout, TargetConfig
+from data.manifest import NAME
+from data.stage import store_folder
+from data.store import Store
 from inference import layouts
 from inference.artifact import CONFIG, MODEL_CONFIG, WEIGHTS, load_drafter, replace_folder
 from inference.drafters import Drafter
@@ -74,11 +77,11 @@ def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Tar
     """The drafter's files; the name of an engine's layout, None for our own."""
     about = without_paths(read_json(place / CONFIG))
     layout = _layout(cfg, drafter, target)
-    if layout is None:
+    if layout is None or not layout.tensors:
         shutil.copy2(place / WEIGHTS, folder)
         if (place / MODEL_CONFIG).exists():
             write_json(folder / MODEL_CONFIG, without_paths(read_json(place / MODEL_CONFIG)))
-    else:
+    if layout is not None:
         layouts.write_files(layout, folder, target.text if layout.tokenizer else None)
         about |= {"layout": layout.name}
     write_json(folder / CONFIG, about)
@@ -87,14 +90,23 @@ def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Tar
 
 def _layout(cfg: PublishConfig, drafter: Drafter, target: Target) -> layouts.Layout | None:
     k, kind = cfg.drafter.num_spec_tokens, PublishLayout
-    if cfg.layout is kind.own or (cfg.layout is kind.auto and drafter.kind.endswith(("early_exit", "ngram"))):
+    if cfg.layout is kind.own or (cfg.layout is kind.auto and drafter.kind.endswith("early_exit")):
         return None
-    speculators = cfg.layout is kind.speculators
+    speculators, texts = cfg.layout is kind.speculators, _texts(cfg) if drafter.kind == "ngram" else []
     try:
-        return layouts.write(drafter, target, k, speculators=speculators, verifier=base_model(cfg.target))
+        return layouts.write(drafter, target, k, texts, speculators=speculators, verifier=base_model(cfg.target))
     except layouts.NoLayout:
         require(cfg.layout is kind.auto, "layout", cfg.layout.value, f"auto or own: no engine loads {drafter.kind}")
         return None
+
+
+def _texts(cfg: PublishConfig) -> list[list[int]]:
+    """What the target wrote to the run's training prompts, for lookup tables; nothing without a store."""
+    place = store_folder(cfg)
+    if not (place / NAME).exists():
+        return []
+    with Store.open(place) as store:
+        return [[*row.prompt_ids, *row.response_ids] for row in store.rows()]
 
 
 def _write_rest(

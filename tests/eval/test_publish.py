@@ -22,6 +22,8 @@ from conf.schema import (
     PublishLayout,
     TargetConfig,
 )
+from data.rows import Row
+from data.store import Store
 from eval import publish
 from inference.artifact import WEIGHTS, load_drafter, save_drafter
 from inference.drafters import build
@@ -105,6 +107,23 @@ def test_the_folder_is_in_an_engines_layout_or_in_ours(
     found, loaded, _ = load_drafter(hub, target)
     assert loaded.kind == cfg.kind and loaded.lookup == cfg.lookup
     assert not list(tmp_path.glob(".hub*")) and found.kind.endswith(cfg.kind)
+
+
+def test_a_lookup_is_settings_and_a_table_of_what_the_target_wrote(
+    target_cfg: TargetConfig, target: Target, tmp_path: Path
+) -> None:
+    cfg = NgramConfig(min_match=1, max_match=3)
+    trained(cfg, target, tmp_path)
+    with Store.create(tmp_path / "store", {"id": "tiny"}) as store:
+        row = Row("k", [1, 2, 3], [1, 2, 4], "qa", "s", {"temperature": 0.0}, "stop", "generate", 0, "d")
+        store.append([row], None)
+    hub = publish.build_hub(run_of(cfg, target_cfg, tmp_path), tmp_path, target)
+    settings = json.loads((hub / "speculative.json").read_text())
+    assert settings["vllm"] == {
+        "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": 3,
+    }  # fmt: skip
+    assert len((hub / "lookup-static.bin").read_bytes()) == 4 * (4 + 1 + 4 + 2 * (4 + 1 + 2))
+    assert load_drafter(hub, target)[1] == cfg
 
 
 def test_a_hydra_has_no_engine_to_be_published_for(target_cfg: TargetConfig, target: Target, tmp_path: Path) -> None:
