@@ -13,7 +13,7 @@ from .errors import ConfigError
 
 DRAFTERS = (
     schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.BlockConfig,
-    schema.LmConfig, schema.EarlyExitConfig, schema.JumpConfig,
+    schema.LmConfig, schema.EarlyExitConfig, schema.JumpConfig, schema.SuffixConfig,
 )  # fmt: skip
 
 # What OmegaConf says about a value of the wrong type -> what is allowed.

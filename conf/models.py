@@ -1,6 +1,7 @@
 """The target and the kinds of drafters. `__post_init__` refuses nonsense with the key's full path."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
@@ -29,9 +30,17 @@ class TargetConfig:
         require(self.kernel in ("auto", "on", "off"), "target.kernel", self.kernel, "auto, on, off")
 
 
+class LookupKind(StrEnum):
+    """ngram: the latest earlier occurrence in the request; suffix: the most frequent continuation, of the longest
+    suffix that the request holds or a pool of earlier outputs."""
+
+    ngram = "ngram"
+    suffix = "suffix"
+
+
 @dataclass
 class DrafterConfig:
-    """Base of all drafter kinds. `lookup` puts prompt lookup in front of it (the hybrid drafter)."""
+    """Base of all drafter kinds. `lookup` puts a lookup in front of it (the hybrid drafter)."""
 
     kind: str = MISSING
     num_spec_tokens: int = 3
@@ -39,9 +48,16 @@ class DrafterConfig:
     warm_start: str | None = None  # train from the weights and the vocabulary of an earlier drafter's folder
     dtype: str = "float32"
     lookup: bool = False
-    max_match: int = 4  # lookup: longest and shortest suffix that is looked up
+    lookup_kind: LookupKind = LookupKind.ngram
+    lookup_tokens: int | None = 8  # draft tokens of a match in front of a trained drafter; null: num_spec_tokens
+    max_match: int = 4  # longest and shortest suffix that is looked up
     min_match: int = 2
-    tune_lookup: bool = True  # choose both anew on the choosing prompts when training ends
+    pool_tokens: int = 500_000  # lookup_kind=suffix: the most that are taken from the store's responses; 0: no pool
+    pool_match: int | None = 3  # shortest suffix that is looked up in the pool; null: no pool
+    tune_lookup: bool = True  # choose anew, for speed, on the choosing prompts when training ends: shortest and longest
+    # match, draft tokens up to lookup_tokens, and whether the pool is used, if there is one
+    verify_costs: list[float] = field(default_factory=list)  # of rounds that verify 0, 1, ... tokens, in plain rounds
+    draft_cost: float | None = None  # what a round of the trained drafter costs beyond that; both are measured by default
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
@@ -51,26 +67,61 @@ class DrafterConfig:
         require(self.dtype in DTYPES, "drafter.dtype", self.dtype, ", ".join(DTYPES))
         require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
         require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
+        length = self.lookup_tokens
+        require(length is None or 1 <= length <= 64, "drafter.lookup_tokens", length, "null or 1 to 64")
+        require(self.pool_tokens >= 0, "drafter.pool_tokens", self.pool_tokens, "0 (no pool) or more")
+        shortest, longest = self.pool_match, self.max_match if self.wants_pool else 32
+        fits = shortest is None or 1 <= shortest <= longest
+        require(fits, "drafter.pool_match", shortest, f"null or 1 to drafter.max_match = {longest}")
+        costs = self.verify_costs
+        require(all(c > 0 for c in costs), "drafter.verify_costs", costs, "[] (measured), or numbers above 0")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
-        alone = self.warm_start is None or (self.folder is None and own != "ngram")
-        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup")
+        alone = self.warm_start is None or (self.folder is None and not isinstance(self, LookupConfig))
+        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup, suffix")
 
     @property
     def trains(self) -> bool:
         """Whether anything of it is trained."""
         return True
 
+    @property
+    def wants_pool(self) -> bool:
+        """Whether earlier outputs are looked up too."""
+        looks_up = self.lookup or isinstance(self, LookupConfig)
+        asked = self.lookup_kind == LookupKind.suffix and self.pool_match is not None
+        return looks_up and asked and self.pool_tokens > 0
+
 
 @dataclass
-class NgramConfig(DrafterConfig):
-    """Prompt lookup alone: continue the latest earlier occurrence of the last n tokens, longest n first."""
+class LookupConfig(DrafterConfig):
+    """What the kinds that only look up share."""
 
-    kind: str = "ngram"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        only = f"{self.kind}; choose it with drafter={self.lookup_kind}"
+        require(self.lookup_kind == self.kind, "drafter.lookup_kind", str(self.lookup_kind), only)
 
     @property
     def trains(self) -> bool:
         """Nothing is."""
         return False
+
+
+@dataclass
+class NgramConfig(LookupConfig):
+    """Prompt lookup alone: continue the latest earlier occurrence of the last n tokens, longest n first."""
+
+    kind: str = "ngram"
+
+
+@dataclass
+class SuffixConfig(LookupConfig):
+    """Suffix lookup alone: an automaton of the request, and a pool of earlier outputs."""
+
+    kind: str = "suffix"
+    num_spec_tokens: int = 8
+    lookup_kind: LookupKind = LookupKind.suffix
+    max_match: int = 16
 
 
 @dataclass

@@ -18,7 +18,7 @@ import yaml
 
 from .digest import plain
 from .errors import UserError
-from .schema import RunConfig
+from .schema import LookupKind, RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "transformers", "datasets", "peft", "accelerate", "wandb", "hydra-core", "numpy", "safetensors")
@@ -34,7 +34,8 @@ def run_dir(cfg: RunConfig) -> Path:
 
     Raises UserError when it can't be made.
     """
-    kind = ("lookup-" if cfg.drafter.lookup else "") + cfg.drafter.kind
+    looked_up = {LookupKind.ngram: "lookup-", LookupKind.suffix: "suffix-"}[cfg.drafter.lookup_kind]
+    kind = (looked_up if cfg.drafter.lookup else "") + cfg.drafter.kind
     target = cfg.target.id.rstrip("/").split("/")[-1]
     path = Path(cfg.run_dir) if cfg.run_dir else Path("runs") / f"{cfg.name}-{target}-{kind}"
     try:

@@ -14,8 +14,11 @@ from .models import (
     Eagle3Config,
     HydraConfig,
     LmConfig,
+    LookupConfig,
+    LookupKind,
     MedusaConfig,
     NgramConfig,
+    SuffixConfig,
     TargetConfig,
 )
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
@@ -45,6 +48,8 @@ __all__ = [
     "JumpConfig",
     "LauncherConfig",
     "LmConfig",
+    "LookupConfig",
+    "LookupKind",
     "MedusaConfig",
     "NgramConfig",
     "Normalise",
@@ -56,6 +61,7 @@ __all__ = [
     "PublishLayout",
     "Rule",
     "RunConfig",
+    "SuffixConfig",
     "TargetConfig",
     "TrackingConfig",
     "parse_bytes",

@@ -10,7 +10,7 @@ from .card_use import use
 from .engines import Verdict
 from .html import interval, number
 from .plots import runs
-from .report import lossless_lines
+from .report import draft_tokens, lossless_lines
 
 Report = dict[str, Any]
 UNKNOWN = "not recorded"
@@ -55,7 +55,7 @@ def results(report: Report) -> list[EvalResult]:
     out = []
     for name, temperature, entry in runs(report["acceptance"]):
         speed = report["speed"][name][temperature]
-        where = f"temperature {temperature.removeprefix('t')}, {entry['num_spec_tokens']} draft tokens"
+        where = f"temperature {temperature.removeprefix('t')}, {draft_tokens(entry)} draft tokens"
         figures = {
             "mean_acceptance_length": (
                 entry["mean_acceptance_length"],
@@ -117,7 +117,7 @@ def summary(report: Report) -> str:
     speed = report["speed"][name][temperature]
     machine = report["machine"]
     return (
-        f"It proposes {report['drafter']['num_spec_tokens']} tokens a round for the target to verify. On "
+        f"It proposes {draft_tokens(entry)} tokens a round for the target to verify. On "
         f"`{name}` at temperature {temperature.removeprefix('t')} the target emits "
         f"**{number(entry['mean_acceptance_length'])} tokens a round (bonus included)** and generates "
         f"**{number(speed['speedup'])} times** as fast as plain decoding by the same runtime "
@@ -141,7 +141,7 @@ def acceptance_table(report: Report) -> str:
             entry = section[name][temperature]
             rates = ", ".join(number(rate) for rate in entry["acceptance_rate_per_pos"])
             length = f"{number(entry['mean_acceptance_length'])} {interval(entry['ci95'])}"
-            rows.append([f"{name} {temperature}", who, str(entry["num_spec_tokens"]), length, rates])
+            rows.append([f"{name} {temperature}", who, draft_tokens(entry), length, rates])
     header = [
         "set",
         "drafter",
@@ -200,10 +200,18 @@ def training(report: Report) -> str:
             "response tokens": UNKNOWN if tokens is None else f"{tokens:,}",
             "temperatures": data.get("temperatures", UNKNOWN), "objective": objective.get("kind", UNKNOWN),
             "drafter": report["drafter"]["config"], "parameters": f"{report['drafter']['parameters']:,}",
-            "taps": taps(report["drafter"]["config"]),
+            "taps": taps(report["drafter"]["config"]), **pool(trained),
             "time": times(trained, timing), "peak memory": memory(report["memory"]),
         }
     )  # fmt: skip
+
+
+def pool(trained: dict[str, Any]) -> dict[str, str]:
+    """What everybody can read who has the folder; nothing of a drafter without a pool."""
+    held = trained.get("pool")
+    if held is None:
+        return {}
+    return {"pool": f"{held['tokens']:,} tokens of {held['rows']:,} of these responses lie in the folder, readable"}
 
 
 def times(trained: dict[str, Any], timing: dict[str, float | None]) -> dict[str, str]:

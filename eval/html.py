@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import runs
-from .report import is_lossless, lossless_lines, rule_lines
+from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]
 
@@ -103,7 +103,7 @@ def acceptance_table(report: Report) -> str:
                 [
                     f"{name} {temperature}",
                     who,
-                    str(entry["num_spec_tokens"]),
+                    draft_tokens(entry),
                     number(entry["mean_acceptance_length"]),
                     interval(entry["ci95"]),
                     number(entry["draft_acceptance_rate"]),

@@ -3,7 +3,8 @@
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -21,7 +22,7 @@ from inference.tuning import Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
-from .report import NGRAM, NGRAM_SAME_LENGTH, SWEEP, TOKEN_RULE
+from .report import NGRAM, NGRAM_SAME_LENGTH, SAME_LENGTH, SWEEP, TOKEN_RULE
 from .speed import Pair, Pairing
 
 TUNING_TOKENS = 64
@@ -45,20 +46,18 @@ class Contest:
         out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
         k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
         lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
-        source = chain_of(self.drafter).kind
+        play = partial(replay, record, pool=self.drafter.pool, source=chain_of(self.drafter).kind, generator=generator)
         if self.untrained is not None:
-            fresh = self._chances(self.untrained, record, k, sampling)
-            out["untrained"] = replay(record, k, lookup=lookup, chances=fresh, source=source, generator=generator)
+            out["untrained"] = play(k, lookup=lookup, chances=self._chances(self.untrained, record, k, sampling))
         if self.drafter.trainable:
             chances = self._chances(self.drafter, record, longest, sampling)
-            out["trained_alone"] = replay(record, k, chances=chances, source=source, generator=generator)
+            out["trained_alone"] = play(k, chances=chances)
         if chances is not None and not sampling.greedy and self.rule is not Rule.token:
             single = self._chances(self.drafter, record, k, sampling, Rule.token)
-            out[TOKEN_RULE] = replay(record, k, lookup=lookup, chances=single, source=source, generator=generator)
-        for length in range(1, longest + 1):
-            out[f"{SWEEP}{length}"] = replay(
-                record, length, lookup=lookup, chances=chances, source=source, generator=generator
-            )
+            out[TOKEN_RULE] = play(k, lookup=lookup, chances=single)
+        out |= {f"{SWEEP}{n}": play(n, lookup=lookup, chances=chances) for n in range(1, longest + 1)}
+        if lookup is not None and lookup.tokens not in (None, k):
+            out[SAME_LENGTH] = play(k, lookup=replace(lookup, tokens=None), chances=chances)
         return out
 
     def _chances(

@@ -23,8 +23,9 @@ Groups = dict[str, list[PromptRecord]]
 RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
 NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
+SAME_LENGTH = "same_length"  # the drafter itself, matches no longer drafted from than by the drafter behind them
 TOKEN_RULE = "token_rule"  # the drafter itself, verified token by token where the loop verified whole blocks
-BASELINES = (NGRAM, NGRAM_SAME_LENGTH, "untrained", "trained_alone")
+BASELINES = (NGRAM, NGRAM_SAME_LENGTH, SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
 
 
@@ -181,12 +182,12 @@ def print_table(report: Report, console: Console | None = None) -> None:
         speed = report["speed"][name][temperature]
         where = f"{name} {temperature}"
         rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
-        kind, drafted = report["drafter"]["kind"], str(entry["num_spec_tokens"])
+        kind, drafted = report["drafter"]["kind"], draft_tokens(entry)
         table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
         for baseline, section in report["baselines"].items():
             other = section[name][temperature]
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
-            table.add_row(where, baseline, str(other["num_spec_tokens"]), more, "", "")
+            table.add_row(where, baseline, draft_tokens(other), more, "", "")
     console.print(table)
     for line in (*rule_lines(report), *lossless_lines(report["lossless"])):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -199,6 +200,12 @@ def rule_lines(report: Report) -> list[str]:
         f"round, token by token {_with_interval(gain['token'], gain['token_ci95'])} (bonus included, replayed)"
         for name, temperature, gain in runs(report["block_rule"])
     ]
+
+
+def draft_tokens(entry: dict[str, Any]) -> str:
+    """Tokens proposed in a round: those asked for, and what lookups went up to."""
+    asked, longest = entry["num_spec_tokens"], entry["longest_draft"]
+    return f"{asked}" if longest <= asked else f"{asked}, lookup {longest}"
 
 
 def _length(entry: dict[str, Any], form: str = ".2f") -> str:

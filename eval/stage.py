@@ -14,9 +14,9 @@ from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
-from inference.drafters import Drafter, build
+from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
-from inference.replay import Lookup, longest_draft, lookup_of
+from inference.replay import longest_draft, lookup_of
 from inference.target import Target
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
@@ -31,7 +31,7 @@ from .sampled import choose_prefixes, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
-FORMAT = 2  # of records and reports: those of another one are made anew
+FORMAT = 3  # of records and reports: those of another one are made anew
 
 
 @dataclass(frozen=True)
@@ -233,13 +233,15 @@ def lookup_protocol(subject: Subject) -> str:
     if rule is None:
         return ""
     chosen = (subject.about.get("training") or {}).get("lookup")
-    how = "was tuned in the same way when its training ended" if chosen else "is as it was configured"
+    how = "was tuned when its training ended, for speed, on choosing prompts" if chosen else "is as it was configured"
     return f" The drafter's own lookup ({words(rule)}) {how}."
 
 
 def words(rule: Lookup) -> str:
     """A lookup's rule for people."""
-    return f"suffixes of {rule.min_match} to {rule.max_match} tokens"
+    length = "" if rule.tokens is None else f", {rule.tokens} draft tokens"
+    pooled = "" if rule.pool_match is None else f"; in a pool of earlier outputs from {rule.pool_match} tokens on"
+    return f"suffixes of {rule.min_match} to {rule.max_match} tokens{length}{pooled}"
 
 
 def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:

@@ -78,7 +78,8 @@ class Counts:
         return sum(self.accepted_at) / proposed if proposed else 0.0
 
     def summary(self, num_spec_tokens: int) -> dict[str, Any]:
-        """The names of vLLM and AIPerf, and `vllm_rules`: the same counts computed vLLM's way.
+        """The names of vLLM and AIPerf, and `vllm_rules`: the same counts computed vLLM's way. A lookup in front of a
+        trained drafter may draft more than its num_spec_tokens: the longest draft that was seen is told beside it.
 
         vLLM leaves out rounds without a proposal, divides per-position counts by all drafts, and counts what the
         verifier accepted before it looks for the end of the text (v1/core/sched/scheduler.py).
@@ -86,6 +87,7 @@ class Counts:
         drafts = self.draft_rounds
         return {
             "num_spec_tokens": num_spec_tokens,
+            "longest_draft": len(self.proposed_at),
             "mean_acceptance_length": self.mean_acceptance_length,
             "draft_acceptance_rate": self.draft_acceptance_rate,
             "acceptance_rate_per_pos": _ratios(self.accepted_at, self.proposed_at),

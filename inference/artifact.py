@@ -4,12 +4,12 @@ no code; nothing else is needed to load it but the target.
 drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
 (`training`); a drafter loads only onto the target it was made for.
 
-training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
-settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
-sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
-chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `confidence` (how
-far a confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not
-say is missing.
+training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the
+run's settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of
+collection, sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the
+validation that chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached),
+`pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence head can be
+believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -37,19 +37,21 @@ from conf.schema import (
     LmConfig,
     MedusaConfig,
     NgramConfig,
+    SuffixConfig,
 )
 
 from . import layouts
-from .drafters import Drafter, build, needs_vocab
+from .drafters import Drafter, Pool, build, needs_vocab
 from .stock import read_config
 from .target import Target
 
 WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
 VOCAB_KEY = "draft_ids"  # target ids of the draft ids
+POOL_KEY = "pool"  # earlier outputs that are looked up (drafters/pool.py)
 D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
-    "lm": LmConfig, "early_exit": EarlyExitConfig, "jump": JumpConfig,
+    "lm": LmConfig, "early_exit": EarlyExitConfig, "jump": JumpConfig, "suffix": SuffixConfig,
 }  # fmt: skip
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 
@@ -65,6 +67,8 @@ def save_drafter(
         tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.parameters_to_save().items()}
         if drafter.draft_ids is not None and D2T not in tensors:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
+        if drafter.pool is not None and cfg.wants_pool:
+            tensors[POOL_KEY] = drafter.pool.tensor()
         save_file(tensors, temporary / WEIGHTS)
         write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
         about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
@@ -154,7 +158,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
     saved = read_config(str(folder), f"drafter {where}") if isinstance(cfg, LmConfig) else None
-    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved)
+    pool = pool_of(cfg, tensors, target, str(folder / WEIGHTS))
+    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved, pool)
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
 
@@ -193,8 +198,9 @@ def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
     return str(largest.dtype).removeprefix("torch.")
 
 
-def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:
-    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start.
+def warm_start(cfg: DrafterConfig, target: Target, pool: Pool | None = None) -> Drafter:
+    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start; its pool is
+    another matter.
 
     The vocabulary is the earlier one as it stands: chosen anew, it would permute the head. Raises UserError as
     `load_drafter` does; ConfigError for another kind or size of vocabulary, UserError for other sizes.
@@ -205,7 +211,7 @@ def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:
     kept = f"{found.draft_vocab_size}, as in drafter.warm_start"
     same = cfg.draft_vocab_size == found.draft_vocab_size
     require(same, "drafter.draft_vocab_size", cfg.draft_vocab_size, kept)
-    drafter = build(cfg, target, earlier.draft_ids)
+    drafter = build(cfg, target, earlier.draft_ids, pool=pool)
     load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")
     return drafter
 
@@ -214,6 +220,25 @@ def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """The trimmed vocabulary [D] that the tensors tell; None: the full one. Takes out what is no weight."""
     offsets = tensors.get(D2T)
     return tensors.pop(VOCAB_KEY, None) if offsets is None else offsets + torch.arange(len(offsets))
+
+
+def pool_of(cfg: DrafterConfig, tensors: dict[str, torch.Tensor], target: Target, where: str) -> Pool | None:
+    """The pool that the tensors hold, taken out of them; None for a drafter that looks nothing up there.
+
+    Raises UserError when it is missing, or holds what can't be ids of the target.
+    """
+    if not cfg.wants_pool:
+        return None
+    if POOL_KEY not in tensors:
+        raise UserError(f"{where}: tensor {POOL_KEY} is missing")
+    tensor = tensors.pop(POOL_KEY)
+    try:
+        pool = Pool.load(tensor)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: tensor {POOL_KEY}: {error}") from error
+    if int(tensor.max()) >= target.vocab_size:
+        raise UserError(f"{where}: tensor {POOL_KEY} has ids beyond the {target.vocab_size} of {target.name}")
+    return pool
 
 
 def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:

@@ -287,12 +287,13 @@ class _Loop:
         rows = [row for row in self.rows if row is not None]
         left = self.d.draft_context - max(len(row.tokens) for row in rows)
         # Never longer than any row could still use, nor than every row's positions allow.
-        k = min(self.d.num_spec_tokens, max(row.room for row in rows) - 1, left)
+        room = min(max(row.room for row in rows) - 1, left)
+        k = min(self.d.num_spec_tokens, room)
         if self.d.drafter is None or k < 1:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))
         assert self.hidden is not None
-        ctx = Context(tokens, last, self.hidden, self.live, self.cache)
+        ctx = Context(tokens, last, self.hidden, self.live, self.cache, room)
         draft = self.d.drafter.draft(self.state, ctx, k, self.sampling, self.d.generator)
         if self.d.on_draft is not None:
             self.d.on_draft(len(self.rows), draft)

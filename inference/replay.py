@@ -18,7 +18,7 @@ While a round's drafts are accepted they are the recorded tokens, so drafting is
 training forward of the drafter holds every round that could have happened.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,7 +30,8 @@ from .acceptance import Round
 from .batch import Batch, make_batch
 from .drafters.base import Drafter
 from .drafters.hybrid import HybridDrafter
-from .drafters.ngram import NgramDrafter, SuffixIndex
+from .drafters.lookup import Lookup, LookupDrafter
+from .drafters.pool import Pool
 from .parity import with_hidden
 from .sampling import Sampling, process
 from .target import Target
@@ -50,12 +51,8 @@ class Record:
     max_new_tokens: int
 
 
-@dataclass(frozen=True)
-class Lookup:
-    """Prompt lookup: the shortest and the longest suffix that is looked up."""
-
-    min_match: int
-    max_match: int
+Find = Callable[[int, int], list[int]]
+"""(response index of the pending token, draft tokens at most) -> what a lookup drafts there."""
 
 
 def replay(
@@ -63,25 +60,27 @@ def replay(
     k: int,
     *,
     lookup: Lookup | None = None,
+    pool: Pool | None = None,
+    find: Find | None = None,
     chances: Tensor | None = None,
     source: str = "ngram",
     generator: torch.Generator | None = None,
 ) -> list[Round]:
     """Rounds of a drafter with k draft tokens on the recorded text.
 
-    lookup: prompt lookup goes first; chances [A,K]: of a chain drafter (see `chain_chances`), None for lookup
-    alone; both: the hybrid. generator: for chances other than 0 and 1. As in the live loop a draft is never
-    longer than the length limit leaves room for. Drafts accepted behind the end of the text are not known.
+    lookup: it goes first, with draft lengths of its own where its rule has one; pool: what it searches beside the
+    text; find: where its drafts come from, if they are known already. chances [A,K]: of a chain drafter (see
+    `chain_chances`), None for lookup alone; both: the hybrid. generator: for chances other than 0 and 1. As in the
+    live loop a draft is never longer than the length limit leaves room for. Drafts accepted behind the end of the
+    text are not known.
     """
-    index = SuffixIndex(lookup.min_match, lookup.max_match) if lookup is not None else None
+    find = reader(record, lookup, pool) if lookup is not None and find is None else find
     rounds: list[Round] = []
-    text, at = record.prompt + record.tokens, 0  # response index of the pending token
+    at = 0  # response index of the pending token
     while at < len(record.tokens) - 1:
-        length = min(k, record.max_new_tokens - at - 2)  # one place is the target's own token's
-        found: list[int] = []
-        if index is not None:
-            index.extend(text[len(index.tokens) : len(record.prompt) + at + 1])
-            found = index.lookup(length)
+        room = record.max_new_tokens - at - 2  # one place is the target's own token's
+        length = min(k, room)
+        found = [] if lookup is None or find is None else find(at, min(lookup.tokens or k, room))
         if found or chances is None:
             name = "" if not found else "lookup" if chances is not None else source
             rounds.append(_looked_up(record, at, found, name))
@@ -89,6 +88,17 @@ def replay(
             rounds.append(_chained(record, at, chances[at, :length].tolist(), source, generator))
         at += len(rounds[-1].emitted)
     return rounds
+
+
+def reader(record: Record, lookup: Lookup, pool: Pool | None = None) -> Find:
+    """Looks up in the record as it is read, at rising places."""
+    index, text = lookup.index(pool), record.prompt + record.tokens
+
+    def find(at: int, k: int) -> list[int]:
+        index.extend(text[len(index.tokens) : len(record.prompt) + at + 1])
+        return index.lookup(k)
+
+    return find
 
 
 def _looked_up(record: Record, at: int, found: list[int], source: str) -> Round:
@@ -171,10 +181,8 @@ def chain_of(drafter: Drafter) -> Drafter:
 
 
 def lookup_of(drafter: Drafter) -> Lookup | None:
-    """The lookup of a hybrid or an n-gram drafter; None for the others."""
-    if isinstance(drafter, HybridDrafter | NgramDrafter):
-        return Lookup(drafter.min_match, drafter.max_match)
-    return None
+    """The rule of a hybrid or of a lookup alone; None for the others."""
+    return drafter.rule if isinstance(drafter, HybridDrafter | LookupDrafter) else None
 
 
 def longest_draft(drafter: Drafter, k: int) -> int:

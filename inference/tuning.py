@@ -1,34 +1,75 @@
-"""Which prompt lookup is best, by exact replay on texts that the target wrote for the choosing prompts.
+"""Which lookup is best, by exact replay on texts that the target wrote for the choosing prompts.
 
-The n-gram baseline and the lookup in front of a trained drafter go through the same search over prompts of the same
-choosing split, so that neither is favoured. A drafter's rule is chosen when its training ends, not when it is
-evaluated: it belongs to the drafter, is published and used with it, and an evaluation changes nothing about what it
-evaluates. The baseline has no folder to lie in, so the evaluation tunes it.
+The n-gram baseline and the lookup of a drafter are searched for over prompts of the same choosing split, so that
+neither is favoured. A drafter's rule is chosen when its training ends, not when it is evaluated: it belongs to the
+drafter, is published and used with it, and an evaluation changes nothing about what it evaluates. It is the rule with
+the most tokens for what its rounds cost, since a longer draft has to be worth its verification. The baseline has no
+folder to lie in, so the evaluation tunes it, for tokens a round alone.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import torch
 from torch import Tensor
 
-from .acceptance import Counts
+from conf.schema import LookupKind
+
+from .acceptance import Counts, Round
+from .costs import Costs
 from .decode import Result
-from .replay import Lookup, Record, replay
+from .drafters.automaton import NONE, Match, SuffixAutomaton
+from .drafters.lookup import Lookup
+from .drafters.pool import Pool
+from .replay import Find, Record, replay
 
 SHORTEST, LONGEST = (4, 3, 2, 1), (6, 5, 4, 3, 2)
 RULES = tuple(Lookup(low, high) for low in SHORTEST for high in LONGEST if high >= low)
+SUFFIX_LONGEST, POOL_SHORTEST = (16, 8, 4), (6, 5, 4, 3, 2)
+LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48)  # draft tokens of a match, up to the most that are allowed
+
+
+class Matches:
+    """What a suffix lookup finds in a text itself and in the pool at every place, whatever its rule: up to k tokens."""
+
+    def __init__(self, record: Record, pool: Pool | None, k: int) -> None:
+        self.record, self.pool, self.k = record, pool, k
+        self._tables: dict[int, list[tuple[Match, Match]]] = {}  # by the longest match
+
+    def find(self, rule: Lookup) -> Find:
+        """Where `replay` gets the drafts of `rule`, for at most k tokens."""
+        if rule.max_match not in self._tables:
+            self._tables[rule.max_match] = self._table(rule.max_match)
+        table = self._tables[rule.max_match]
+        return lambda at, k: rule.chosen(*table[at])[:k]
+
+    def _table(self, longest: int) -> list[tuple[Match, Match]]:
+        automaton, table = SuffixAutomaton(), list[tuple[Match, Match]]()
+        automaton.extend(self.record.prompt)
+        for token in self.record.tokens:
+            automaton.extend([token])
+            tail = automaton.tokens[-longest:]
+            pooled = NONE if self.pool is None else self.pool.match(tail, self.k)
+            table.append((automaton.match(longest, self.k), pooled))
+        return table
 
 
 @dataclass(frozen=True)
 class Text:
     """A plain greedy answer to a choosing prompt. chances: of the trained drafter behind the lookup (see
-    replay.chain_chances), None for lookup alone."""
+    replay.chain_chances), None for lookup alone; matches: of a suffix lookup, None for prompt lookup."""
 
     category: str
     record: Record
     chances: Tensor | None = None
+    matches: Matches | None = None
+
+    def rounds(self, k: int, rule: Lookup) -> list[Round]:
+        """Of `rule`, and of the drafter behind it with k draft tokens."""
+        find = None if self.matches is None else self.matches.find(rule)
+        return replay(self.record, k, lookup=rule, find=find, chances=self.chances)
 
 
 @dataclass(frozen=True)
@@ -38,6 +79,14 @@ class Tuned:
     lookup: Lookup
     num_spec_tokens: int
     mean_acceptance_length: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Tokens a round (bonus included), and tokens in the time of a plain one: plain means over categories."""
+
+    mean_acceptance_length: float
+    speedup: float
 
 
 def tune(texts: Sequence[Text], lengths: Iterable[int]) -> Tuned:
@@ -54,14 +103,51 @@ def tune(texts: Sequence[Text], lengths: Iterable[int]) -> Tuned:
     return best
 
 
+def best_rule(texts: Sequence[Text], k: int, rules: Iterable[Lookup], costs: Costs) -> Lookup:
+    """The rule with the best forecast of speed for a drafter with k draft tokens, the first among equals."""
+    return max(rules, key=lambda rule: forecast(texts, k, rule, costs).speedup)
+
+
+def rules_like(rule: Lookup, k: int) -> list[Lookup]:
+    """The rules of its kind, with drafts of k tokens up to what it allows, and with or without the pool if it has one:
+    shorter drafts first, then without the pool, then longer matches.
+    """
+    if rule.kind == LookupKind.ngram:
+        matches: Iterable[Lookup] = RULES
+    else:
+        pools = (None, *POOL_SHORTEST) if rule.pool_match is not None else (None,)
+        tried = product(pools, SHORTEST, SUFFIX_LONGEST)
+        matches = [Lookup(low, high, None, rule.kind, p) for p, low, high in tried if (p or 0) <= high]
+    return [replace(match, tokens=length) for length in lengths_like(rule.tokens, k) for match in matches]
+
+
+def lengths_like(longest: int | None, k: int) -> list[int | None]:
+    """Draft lengths of a match that are tried: k tokens and more, up to `longest`; None: as many as are asked for."""
+    if longest is None:
+        return [None]
+    return sorted({min(k, longest), *(n for n in LENGTHS if k < n < longest), longest})
+
+
+def forecast(texts: Sequence[Text], k: int, rule: Lookup, costs: Costs) -> Forecast:
+    """Of a rule before a drafter with k draft tokens; 1.0 where no text has a round."""
+    counts: dict[str, Counts] = defaultdict(Counts)
+    spent: dict[str, float] = defaultdict(float)
+    for text in texts:
+        rounds = text.rounds(k, rule)
+        counts[text.category].add(rounds)
+        spent[text.category] += costs.of(rounds, text.chances is not None)
+    groups = [name for name, c in counts.items() if c.rounds]
+    if not groups:
+        return Forecast(1.0, 1.0)
+    lengths = [counts[name].mean_acceptance_length for name in groups]
+    speeds = [counts[name].emitted / spent[name] for name in groups]
+    return Forecast(sum(lengths) / len(groups), sum(speeds) / len(groups))
+
+
 def acceptance_length(texts: Sequence[Text], k: int, rule: Lookup) -> float:
     """Tokens a round, bonus included, with k draft tokens: the plain mean over categories that have a round, 1.0
     without one."""
-    counts: dict[str, Counts] = defaultdict(Counts)
-    for text in texts:
-        counts[text.category].add(replay(text.record, k, lookup=rule, chances=text.chances))
-    lengths = [c.mean_acceptance_length for c in counts.values() if c.rounds]
-    return sum(lengths) / len(lengths) if lengths else 1.0
+    return forecast(texts, k, rule, Costs()).mean_acceptance_length
 
 
 def record_of(result: Result) -> Record:

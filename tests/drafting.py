@@ -15,8 +15,9 @@ from conf.schema import (
     LmConfig,
     MedusaConfig,
     NgramConfig,
+    SuffixConfig,
 )
-from inference.drafters import Drafter, build
+from inference.drafters import Drafter, Pool, build
 from inference.drafters.jump import JumpDrafter
 from inference.target import Target
 from tiny import tiny_model
@@ -35,6 +36,8 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
     match kind:
         case "ngram":
             return NgramConfig(**common)
+        case "suffix":
+            return SuffixConfig(**common)
         case "lm":
             return LmConfig(**{"layers": [0, 1]} | common)
         case "eagle3":  # taps that a two-layer target has
@@ -55,13 +58,20 @@ def make_drafter(
     kind: str, target: Target, *, noise: float = 0.05, ids: torch.Tensor | None = None, **changes: Any
 ) -> Drafter:
     """A drafter whose weights were shaken by `noise`: sometimes right and sometimes wrong."""
+    cfg = make_config(kind, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
-        drafter = build(make_config(kind, **changes), target, ids)
+        drafter = build(cfg, target, ids, pool=make_pool(target.vocab_size) if cfg.wants_pool else None)
     if isinstance(drafter, JumpDrafter) and drafter.predictor.up is None:
         aim(drafter)
     shake(drafter, noise)
     return drafter.eval()
+
+
+def make_pool(vocab_size: int) -> Pool:
+    """Earlier outputs that go on from what the tests' texts hold, one way or another."""
+    rows = [[5, 9, 11, 3, 7], [11, 5, 9, 30], [1, 4, 1, 4, 2], [4, 1, 2, 2, 0, 1], list(range(25, 45)), [7, 7, 8]]
+    return Pool.of([[token % vocab_size for token in row] for row in rows])
 
 
 def aim(drafter: JumpDrafter) -> None:

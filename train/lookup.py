@@ -1,16 +1,43 @@
-"""The prompt lookup of a drafter, chosen when its weights are (inference/tuning.py says why then)."""
+"""The lookup of a drafter: its pool, made from the store, and its rule, chosen when its weights are (inference/tuning.py
+says why then)."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
-from conf.schema import DrafterConfig
+from conf.errors import UserError
+from conf.schema import DrafterConfig, LookupKind
+from data.store import Store
+from inference.costs import Costs, measure_costs
 from inference.decode import Result
-from inference.drafters import Drafter
-from inference.replay import Lookup, chain_chances, lookup_of
+from inference.drafters import Drafter, Lookup, Pool
+from inference.replay import chain_chances, chain_of, lookup_of
 from inference.sampling import Sampling
 from inference.target import Target
-from inference.tuning import Text, acceptance_length, record_of, tune
+from inference.tuning import Matches, Text, best_rule, forecast, record_of, rules_like
+
+
+def make_pool(cfg: DrafterConfig, store: Store) -> Pool | None:
+    """Responses of the store's training rows, whole ones, at most drafter.pool_tokens; None for a drafter that looks
+    nothing up there. Raises UserError when not even one fits.
+    """
+    if not cfg.wants_pool:
+        return None
+    rows = list(_within(cfg.pool_tokens, store))
+    if not rows:
+        raise UserError(f"drafter.pool_tokens = {cfg.pool_tokens} leaves out every response in {store.path}; raise it")
+    return Pool.of(rows)
+
+
+def _within(most: int, store: Store) -> Iterator[list[int]]:
+    """Rows in an order that has nothing to do with how they were collected: a pool that is cut is still a sample."""
+    rows = (row for row in store.rows() if row.key not in store.excluded)
+    for row in sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
+        most -= len(row.response_ids)
+        if most < 0:
+            return
+        yield row.response_ids
 
 
 def tuned(
@@ -19,24 +46,50 @@ def tuned(
     """(cfg with the best lookup on the plain greedy answers, what was found); None for a drafter without lookup, or
     one whose lookup is fixed (drafter.tune_lookup=false).
 
-    plain: answers to choosing prompts with their hidden states, categories in the requests' `meta`. The figures are
-    tokens a round with the bonus, the plain mean over categories; `configured` with the rule that was trained with.
+    plain: answers to choosing prompts with their hidden states, categories in the requests' `meta`. Figures are plain
+    means over categories: tokens a round with the bonus, and tokens in the time of a plain round; `configured` with the
+    rule that was trained with, `same_length` with drafts as long as the trained drafter's.
     """
-    if lookup_of(drafter) is None or not cfg.tune_lookup:
+    rule, k = lookup_of(drafter), cfg.num_spec_tokens
+    if rule is None or not cfg.tune_lookup:
         return cfg, None
-    k, texts = cfg.num_spec_tokens, [_text(drafter, target, result, cfg.num_spec_tokens) for result in plain]
-    before = acceptance_length(texts, k, Lookup(cfg.min_match, cfg.max_match))
-    best = tune(texts, [k])
-    rule: dict[str, Any] = {"min_match": best.lookup.min_match, "max_match": best.lookup.max_match}
+    texts = [_text(drafter, target, result, rule, k) for result in plain]
+    costs = costs_of(cfg, drafter, target, plain)
+    best = best_rule(texts, k, rules_like(rule, k), costs)
+    found, before = forecast(texts, k, best, costs), forecast(texts, k, rule, costs)
+    same = forecast(texts, k, replace(best, tokens=None), costs)
+    keys: dict[str, Any] = {"min_match": best.min_match, "max_match": best.max_match}
+    if best.tokens is not None:
+        keys["lookup_tokens"] = best.tokens
+    if cfg.wants_pool:
+        keys["pool_match"] = best.pool_match
     figures = {
-        **rule, "mean_acceptance_length": best.mean_acceptance_length, "configured": before, "prompts": len(texts),
+        **keys, **asdict(found), "configured": before.mean_acceptance_length, "configured_speedup": before.speedup,
+        "same_length": same.mean_acceptance_length, "costs": asdict(costs), "prompts": len(texts),
         "tokens": sum(len(text.record.tokens) for text in texts),
     }  # fmt: skip
-    return replace(cfg, **rule), figures
+    return replace(cfg, **keys), figures
 
 
-def _text(drafter: Drafter, target: Target, result: Result, k: int) -> Text:
+def costs_of(cfg: DrafterConfig, drafter: Drafter, target: Target, plain: Sequence[Result]) -> Costs:
+    """As configured, else measured after the prompt with the longest answer; where none has a round, nothing costs."""
+    longest = max(plain, key=lambda result: len(result.tokens), default=None)
+    trained = chain_of(drafter) if drafter.num_steps else None
+    given = Costs(tuple(cfg.verify_costs or [1.0]), cfg.draft_cost or 0.0)
+    known = cfg.verify_costs and (cfg.draft_cost is not None or trained is None)
+    if known or longest is None or len(longest.tokens) < 2:
+        return given
+    k, rule = cfg.num_spec_tokens, lookup_of(drafter)
+    most = max(k, (rule.tokens if rule else None) or k)
+    found = measure_costs(target, trained, k, most, longest.request.prompt)
+    verify = given.verify if cfg.verify_costs else found.verify
+    return Costs(verify, found.drafting if cfg.draft_cost is None else cfg.draft_cost)
+
+
+def _text(drafter: Drafter, target: Target, result: Result, rule: Lookup, k: int) -> Text:
     record = record_of(result)
     drafts = drafter.num_steps > 0 and len(record.tokens) > 1
     chances = chain_chances(drafter, target, record, k, Sampling()) if drafts else None
-    return Text(str(result.request.meta), record, chances)
+    suffix = rule.kind == LookupKind.suffix
+    matches = Matches(record, drafter.pool, max(k, rule.tokens or k)) if suffix else None
+    return Text(str(result.request.meta), record, chances, matches)

@@ -14,7 +14,7 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, LookupConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -28,7 +28,7 @@ from inference.target import Target
 from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .exits import choose_exit, chosen_exit
-from .lookup import tuned
+from .lookup import make_pool, tuned
 from .loop import Trainer, make_accelerator
 from .rng import seed_everything
 from .validate import Validator, choose_requests, held_out_batches, plain_answers
@@ -52,17 +52,25 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights: only its exit and its lookup are chosen."""
+    """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled."""
     with timed(path, "train") as figures:
-        store = None if isinstance(cfg.drafter, NgramConfig) else open_store(cfg, path, target)
+        alone = isinstance(cfg.drafter, LookupConfig) and not cfg.drafter.wants_pool
+        store = None if alone else open_store(cfg, path, target)
         cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
         tunes = cfg.drafter.tune_lookup and lookup_of(drafter) is not None
         answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
         drafter_cfg, lookup = tuned(own, drafter, target, answers)
-        figures |= {"steps": 0, "best": None, "lookup": lookup}
-        save_drafter(path / "drafter", drafter, drafter_cfg, target, {"lookup": lookup} if lookup else None)
+        training = {**({"lookup": lookup} if lookup else {}), **pool_figures(drafter_cfg, drafter)}
+        figures |= {"steps": 0, "best": None, "lookup": lookup, **training}
+        save_drafter(path / "drafter", drafter, drafter_cfg, target, training)
+
+
+def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
+    """What the pool holds, if the lookup that was chosen searches one."""
+    pool = drafter.pool if cfg.wants_pool else None
+    return {} if pool is None else {"pool": {"rows": pool.rows, "tokens": len(pool)}}
 
 
 def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
@@ -127,7 +135,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     }
     if confidence is not None:
         print(described(confidence), flush=True)
-    training = {**figures, **provenance(trainer)}
+    training = {**figures, **provenance(trainer), **pool_figures(cfg, trainer.drafter)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
@@ -188,13 +196,14 @@ def is_done(path: Path, identity: dict[str, Any]) -> bool:
 
 
 def make_drafter(cfg: RunConfig, target: Target, store: Store) -> tuple[Drafter, DrafterConfig]:
-    """A fresh drafter over the store's most useful ids, one that starts from another's weights and ids
+    """A fresh drafter over the store's most useful ids and its outputs, one that starts from another's weights and ids
     (drafter.warm_start), or the one in drafter.folder to go on with.
     """
     if cfg.drafter.warm_start is not None:
-        return warm_start(cfg.drafter, target), cfg.drafter
+        return warm_start(cfg.drafter, target, make_pool(cfg.drafter, store)), cfg.drafter
     if cfg.drafter.folder is None:
-        return build(cfg.drafter, target, draft_vocabulary(cfg, target, store)), cfg.drafter
+        ids, pool = draft_vocabulary(cfg, target, store), make_pool(cfg.drafter, store)
+        return build(cfg.drafter, target, ids, pool=pool), cfg.drafter
     drafter, found, _ = load_drafter(cfg.drafter.folder, target)
     if found.kind != cfg.drafter.kind:
         raise UserError(f"{cfg.drafter.folder} is a {found.kind} drafter; set drafter={found.kind} to go on with it")

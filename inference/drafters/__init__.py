@@ -15,8 +15,8 @@ from conf.schema import (
     HydraConfig,
     JumpConfig,
     LmConfig,
+    LookupConfig,
     MedusaConfig,
-    NgramConfig,
 )
 
 from ..stock import read_config, read_model
@@ -31,29 +31,35 @@ from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .jump import JumpDrafter
 from .lm import LmDrafter, cut_from, trim_head, without_weights
+from .lookup import Lookup, LookupDrafter
 from .medusa import MedusaDrafter
-from .ngram import NgramDrafter, lookup
+from .pool import Pool
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_block", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
     """Size of the trimmed vocabulary the configuration asks for; 0: none."""
-    return 0 if isinstance(cfg, NgramConfig) else cfg.draft_vocab_size
+    return 0 if isinstance(cfg, LookupConfig) else cfg.draft_vocab_size
 
 
 def build(
-    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None, saved: PretrainedConfig | None = None
-) -> Drafter:
+    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None, saved: PretrainedConfig | None = None,
+    pool: Pool | None = None,
+) -> Drafter:  # fmt: skip
     """A fresh drafter of cfg's kind on the target's device. vocab_ids [D]: its trimmed vocabulary. saved: the
     configuration of a saved LM, whose weights are loaded next; the model it was made from is not needed then.
+    pool: earlier outputs for its lookup; without one it only looks into the request.
 
     Raises ConfigError for sizes the target doesn't have, UserError for an LM with another tokenizer.
     """
     check_vocab(cfg, target, vocab_ids)
+    rule = Lookup.of(cfg)
+    if isinstance(cfg, LookupConfig):
+        return LookupDrafter(rule, pool)
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
-    if cfg.lookup and not isinstance(drafter, NgramDrafter):
-        drafter = HybridDrafter(drafter, cfg.min_match, cfg.max_match)
+    if cfg.lookup:
+        drafter = HybridDrafter(drafter, rule, pool)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
 
 
@@ -61,8 +67,6 @@ def _trained_kind(
     cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None
 ) -> Drafter:
     match cfg:
-        case NgramConfig():
-            return NgramDrafter(cfg.min_match, cfg.max_match)
         case MedusaConfig():
             return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
         case HydraConfig():
@@ -78,7 +82,7 @@ def _trained_kind(
         case JumpConfig():
             return JumpDrafter(target, cfg, vocab_ids)
         case _:
-            kinds = "ngram, medusa, hydra, eagle3, block, lm, early_exit, jump"
+            kinds = "ngram, suffix, medusa, hydra, eagle3, block, lm, early_exit, jump"
             raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of {kinds}")
 
 

@@ -1,5 +1,6 @@
 """Drafter: what proposes tokens for the target. Every kind has the same members in the same order."""
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from transformers import PretrainedConfig
 from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
+from .pool import Pool
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ class Context:
     last [B]: those pending ids; hidden [B,H]: the target's last hidden state that predicted them.
     live: rows that still generate (the others' drafts are ignored).
     cache: the target's, for drafters that run its layers: a draft may write beyond `lengths`, and leaves them as
-    they were.
+    they were. room: draft tokens that the text and the positions leave room for; only a lookup's draft may be longer
+    than what was asked for, and then no longer than this.
     """
 
     rows: list[list[int]]
@@ -55,6 +58,7 @@ class Context:
     hidden: Tensor
     live: list[bool]
     cache: SlotCache | None = None
+    room: int = sys.maxsize
 
 
 @dataclass
@@ -90,6 +94,7 @@ class Drafter(nn.Module, ABC):
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
+    pool: Pool | None = None  # earlier outputs that its lookup searches
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
         super().__init__()
@@ -119,7 +124,7 @@ class Drafter(nn.Module, ABC):
     def draft(
         self, state: Any, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
-        """Propose up to k tokens a row."""
+        """Propose up to k tokens a row; a lookup, as many as its rule says, up to ctx.room."""
 
     def train_logits(self, batch: Batch) -> Tensor:
         """[B, A, K, D] with A = R - 1: entry (b, a, k) drafts response token a + 1 + k, seeing the target's state

@@ -1,4 +1,4 @@
-"""Hybrid: prompt lookup when the match is long enough, else the trained drafter."""
+"""Hybrid: lookup when the match is long enough, with a draft length of its own, else the trained drafter."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
 from .base import Context, Draft, Drafter, Features, TrainOutput
-from .ngram import Indexes, padded
+from .lookup import Indexes, Lookup, padded
+from .pool import Pool
 
 
 @dataclass
@@ -25,17 +27,17 @@ class HybridState:
 class HybridDrafter(Drafter):
     """The rule looks only at tokens already emitted, so it may differ by row and round and stays lossless."""
 
-    def __init__(self, inner: Drafter, min_match: int, max_match: int) -> None:
+    def __init__(self, inner: Drafter, rule: Lookup, pool: Pool | None = None) -> None:
         super().__init__(inner.draft_ids)
         self.inner = inner
-        self.kind = f"lookup+{inner.kind}"
+        self.kind = f"{rule.name}+{inner.kind}"
         self.trainable, self.num_steps, self.endless = inner.trainable, inner.num_steps, inner.endless
         self.taps, self.context = inner.taps, inner.context
-        self.min_match, self.max_match = min_match, max_match
+        self.rule, self.pool = rule, pool
 
     def start(self, batch: int) -> HybridState:
         """Empty indexes and the inner state."""
-        return HybridState(Indexes(batch, self.min_match, self.max_match), self.inner.start(batch))
+        return HybridState(Indexes(batch, self.rule, self.pool), self.inner.start(batch))
 
     def admit(self, state: HybridState, rows: Sequence[int]) -> None:
         """Forget rows."""
@@ -44,7 +46,7 @@ class HybridDrafter(Drafter):
 
     def select(self, state: HybridState, rows: Sequence[int]) -> None:
         """Keep rows."""
-        state.indexes.rows = [state.indexes.rows[r] for r in rows]
+        state.indexes.select(rows)
         self.inner.select(state.inner, rows)
 
     def observe(self, state: HybridState, rows: Sequence[int], features: Features) -> None:
@@ -89,15 +91,16 @@ class HybridDrafter(Drafter):
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
-    """Rows with a lookup take it (one-hot q); the others keep the inner draft. What the target has already worked
-    out is for other tokens then, so verification starts anew.
+    """Rows with a lookup take it (one-hot q), however long it is; the others keep the inner draft. What the target
+    has already worked out is for other tokens then, so verification starts anew.
     """
-    tokens, counts = inner.tokens.clone(), inner.counts.clone()
-    probs = None if inner.probs is None else inner.probs.clone()
+    width, counts = max(inner.tokens.shape[1], *map(len, found)), inner.counts.clone()
+    more = width - inner.tokens.shape[1]
+    tokens = F.pad(inner.tokens, (0, more))  # a copy, as the next one
+    probs = None if inner.probs is None else F.pad(inner.probs, (0, 0, 0, more))
     for row, ids in enumerate(found):
         if not ids:
             continue
-        ids = ids[: tokens.shape[1]]
         tokens[row, : len(ids)] = torch.tensor(ids)
         counts[row] = len(ids)
         if probs is not None:

@@ -24,6 +24,7 @@ DRAFTERS = {
     "eagle3": (schema.Eagle3Config, False), "early_exit": (schema.EarlyExitConfig, False),
     "jump": (schema.JumpConfig, False),
     "medusa": (schema.MedusaConfig, False), "ngram": (schema.NgramConfig, False),
+    "suffix": (schema.SuffixConfig, False),
 }  # fmt: skip
 
 
@@ -149,6 +150,11 @@ WRONG = {
     "drafter.kind=lm": "drafter.kind = 'lm' is not allowed; allowed: hydra; choose a kind with drafter=<kind>",
     "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (a multiple of the target's) or more",
     "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
+    "drafter.lookup_tokens=0": "drafter.lookup_tokens = 0 is not allowed; allowed: null or 1 to 64",
+    "drafter.lookup_kind=tree": "drafter.lookup_kind = 'tree' is not allowed; allowed: ngram, suffix",
+    "drafter.pool_tokens=-1": "drafter.pool_tokens = -1 is not allowed; allowed: 0 (no pool) or more",
+    "drafter.pool_match=33": "drafter.pool_match = 33 is not allowed; allowed: null or 1 to drafter.max_match = ",
+    "drafter.verify_costs=[0]": "drafter.verify_costs = [0.0] is not allowed; allowed: [] (measured), or numbers",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target=": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
     "target.template_kwargs=1": "target.template_kwargs = 1 is not allowed; allowed: names with values, such as {a: 1}",

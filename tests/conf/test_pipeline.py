@@ -17,7 +17,7 @@ from conf.compose import load
 from conf.digest import differences, digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import HydraConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import HydraConfig, LookupKind, NgramConfig, RunConfig, TargetConfig
 
 
 class Stage:
@@ -104,6 +104,8 @@ def test_a_run_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     hybrid = RunConfig(target=TargetConfig("org/name"), drafter=HydraConfig(lookup=True))
     assert run_dir(hybrid) == Path("runs/default-name-lookup-hydra") and Path("runs/default-name-lookup-hydra").is_dir()
     assert run_dir(RunConfig(name="n", target=TargetConfig("/a/b/"), drafter=NgramConfig())) == Path("runs/n-b-ngram")
+    suffix = RunConfig(name="n", drafter=HydraConfig(lookup=True, lookup_kind=LookupKind.suffix))
+    assert run_dir(suffix) == Path("runs/n-embedded-suffix-hydra")
     assert run_dir(_config(tmp_path / "x/y")) == tmp_path / "x/y"
     (tmp_path / "file").touch()
     for taken in ("file", "file/below"):

@@ -23,7 +23,7 @@ from inference.drafters import Drafter
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
-from inference.drafters.ngram import NgramDrafter
+from inference.drafters.lookup import Lookup, LookupDrafter
 from inference.sampling import Sampling, draw, process
 from inference.target import Target
 from inference.verify import Verdict, verify
@@ -124,14 +124,14 @@ def test_a_fault_between_rounds_fails(target: Target, hydra: HydraDrafter, monke
 def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: MakeHydra) -> None:
     trimmed = make_hydra(target, draft_ids=torch.arange(0, 48, 2))
     lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
-    for drafter in (trimmed, lm, HybridDrafter(trimmed, 2, 4)):
+    for drafter in (trimmed, lm, HybridDrafter(trimmed, Lookup(2, 4, tokens=4))):
         assert check(target, drafter, draws=8000).test.p_value > 0.001
 
 
 def test_a_broken_verifier_is_seen_through_deterministic_lookups_too(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    drafter, prefix = NgramDrafter(1, 4), often_looked_up(target)
+    drafter, prefix = LookupDrafter(Lookup(1, 4)), often_looked_up(target)
     whole = check(target, drafter, [prefix], 8000)
     assert whole.test.p_value > 0.001 and whole.accepted > whole.rounds / 50
     monkeypatch.setattr(inference.decode, "verify", no_residual)
@@ -166,8 +166,8 @@ def test_paths_are_read_once() -> None:
 def test_prefixes_for_a_hybrid_have_both_sources(hydra: HydraDrafter) -> None:
     repeats = [([1, 2, 3, 1, 2, n], [3, 1, 2, 3, 1, 2]) for n in range(20, 26)]
     fresh = [([1, 2, 3, 4, 5, 6, n], [8, 9, 10, 11]) for n in range(20, 26)]
-    prefixes = choose_prefixes(repeats + fresh, HybridDrafter(hydra, 2, 4))
+    prefixes = choose_prefixes(repeats + fresh, HybridDrafter(hydra, Lookup(2, 4)))
     assert sorted(len(p) for p in prefixes) == [9, 9, 9, 9]
-    assert len(choose_prefixes(repeats[:2], HybridDrafter(hydra, 2, 4))) == 2
+    assert len(choose_prefixes(repeats[:2], HybridDrafter(hydra, Lookup(2, 4)))) == 2
     assert choose_prefixes(repeats + fresh, hydra) == [[*prompt, 3, 1, 2] for prompt, _ in repeats[:4]]
     assert choose_prefixes([([7], list(range(90)))] * 3, hydra) == [[7, *range(16)]]

@@ -16,7 +16,7 @@ from conf.paths import read_json, write_json
 from eval import publish, stage
 from eval.records import Partial
 from inference.artifact import save_drafter
-from inference.drafters import build
+from inference.drafters import Pool, build
 from inference.load import load_target
 
 SETTINGS = [
@@ -46,7 +46,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_report_has_every_key_of_the_schema(run_folder: Path) -> None:
     report = read_json(run_folder / "report.json")
     assert {"target", "drafter", "machine", "versions", "settings"} <= report.keys()
-    baselines = ("ngram", "ngram_same_length", "untrained", "trained_alone")
+    baselines = ("ngram", "ngram_same_length", "same_length", "untrained", "trained_alone")
     sections = [report["acceptance"], *(report["baselines"][b] for b in baselines)]
     for section in sections:
         for temperature in ("t0", "t1"):
@@ -75,7 +75,23 @@ def test_the_ngram_baseline_has_a_draft_length_of_its_own_and_the_drafters(run_f
     shown = report["baselines"]["ngram"]["builtin"]["t0"]
     assert shown["num_spec_tokens"] == own["num_spec_tokens"]
     assert "(1 to 10 were tried)" in report["settings"]["protocol"]
-    assert "(suffixes of 2 to 4 tokens) is as it was configured" in report["settings"]["protocol"]
+    assert "(suffixes of 2 to 4 tokens, 8 draft tokens) is as it was configured" in report["settings"]["protocol"]
+
+
+def test_a_hybrid_is_told_beside_itself_with_drafts_of_one_length(run_folder: Path, tmp_path: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    ours, equal = report["acceptance"]["builtin"]["t0"], report["baselines"]["same_length"]["builtin"]["t0"]
+    assert (ours["num_spec_tokens"], ours["longest_draft"]) == (3, 8)
+    assert (equal["num_spec_tokens"], equal["longest_draft"]) == (3, 3)
+    cfg = evaluate_config(tmp_path, "evaluate", "drafter.lookup_tokens=null", "bench.temperatures=[0]")
+    target = load_target(cfg.target)
+    save_drafter(tmp_path / "drafter", build(cfg.drafter, target, torch.arange(128)), cfg.drafter, target)
+    stage.run(cfg)
+    alone = read_json(tmp_path / "report.json")
+    assert alone["acceptance"]["builtin"]["t0"]["acceptance_histogram"] == equal["acceptance_histogram"]
+    assert "same_length" not in alone["baselines"]
+    shown = (run_folder / "report.html").read_text()
+    assert "3, lookup 8" in shown and "3, lookup 8" not in (tmp_path / "report.html").read_text()
 
 
 def test_the_output_was_certified(run_folder: Path) -> None:
@@ -144,7 +160,7 @@ def test_a_drafter_of_another_run_brings_its_own_settings(run_folder: Path, tmp_
     report = read_json(tmp_path / "run" / "report.json")
     assert {key: report["settings"][key] for key in theirs} == theirs
     assert report["timing"]["train_s"] is None
-    assert "(suffixes of 2 to 4 tokens) was tuned in the same way" in report["settings"]["protocol"]
+    assert "(suffixes of 2 to 4 tokens, 8 draft tokens) was tuned when its training ended" in report["settings"]["protocol"]
 
 
 def test_a_killed_evaluation_goes_on(run_folder: Path, tmp_path: Path) -> None:
@@ -188,6 +204,25 @@ def test_prompt_lookup_is_evaluated_without_a_folder(tmp_path: Path) -> None:
     assert report["lossless"]["greedy"] is None
     assert report["baselines"].keys() == {"ngram", "ngram_same_length"}
     assert report["drafter"]["kind"] == "ngram"
+
+
+def test_a_suffix_lookup_is_evaluated_with_its_pool_and_published_with_a_word_about_it(tmp_path: Path) -> None:
+    changes = ["target=tiny", "drafter=suffix", "drafter.pool_match=2", "bench.temperatures=[0]", "bench.prompts=3"]
+    cfg = load("publish", [*SETTINGS[2:], *changes, f"run_dir={tmp_path}"])
+    target = load_target(cfg.target)
+    pool = Pool.of([list(range(n, n + 40)) for n in range(0, 400, 7)])
+    held = {"pool": {"rows": pool.rows, "tokens": len(pool)}}
+    save_drafter(tmp_path / "drafter", build(cfg.drafter, target, pool=pool), cfg.drafter, target, held)
+    stage.run(cfg)
+    report = read_json(tmp_path / "report.json")
+    assert report["drafter"]["kind"] == "suffix" and report["lossless"]["greedy"]["identical"] == 3
+    live, points = report["acceptance"]["builtin"]["t0"], report["draft_length"]["builtin"]["t0"]
+    assert [p["num_spec_tokens"] for p in points] == list(range(1, 17))
+    assert points[7]["mean_acceptance_length"] == live["mean_acceptance_length"]
+    publish.run(cfg)
+    card = (tmp_path / "hub" / "README.md").read_text()
+    assert f"{len(pool):,} tokens of {pool.rows} of these responses lie in the folder, readable" in card
+    assert read_json(tmp_path / "hub" / "drafter.json")["training"] == held
 
 
 def test_publish_builds_the_folder_and_stops_without_a_token(

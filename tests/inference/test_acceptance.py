@@ -17,6 +17,7 @@ def test_summary_by_hand() -> None:
     summary = Counts().add(ROUNDS).summary(3)
     assert summary == {
         "num_spec_tokens": 3,
+        "longest_draft": 3,
         "mean_acceptance_length": 9 / 4,  # tokens emitted a round, bonus included
         "draft_acceptance_rate": 6 / 8,  # the third draft token of the cut round was never emitted
         "acceptance_rate_per_pos": [3 / 3, 2 / 3, 1 / 2],

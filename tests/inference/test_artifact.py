@@ -22,10 +22,13 @@ from inference.target import Target
 IDS = torch.tensor([1, 2, 5, 30, 31, 77])
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "ngram": ("ngram", {"max_match": 3}),
+    "suffix": ("suffix", {"max_match": 5}),
+    "suffix without a pool": ("suffix", {"pool_match": None}),
     "medusa": ("medusa", {"num_heads": 5, "num_layers": 2}),
     "medusa trimmed": ("medusa", {"draft_vocab_size": len(IDS)}),
     "hydra": ("hydra", {"share_steps": False, "inner_size": 24}),
     "hydra trimmed lookup": ("hydra", {"draft_vocab_size": len(IDS), "lookup": True}),
+    "hydra suffix": ("hydra", {"lookup": True, "lookup_kind": "suffix"}),
     "hydra gru": ("hydra", {"chain": "gru", "num_layers": 2}),
     "hydra lstm": ("hydra", {"chain": "lstm", "share_steps": False, "taps": [0, 1], "own_head": True}),
     "hydra prefix trimmed": ("hydra", {"prefix_attention": True, "taps": [1], "own_head": True,
@@ -61,6 +64,8 @@ def test_a_drafter_comes_back_bit_for_bit(name: str, target: Target, tmp_path: P
     kind, options = KINDS[name]
     assert cfg == make_config(kind, **options) and about["training"] == {"steps": 7} and not loaded.training
     assert loaded.kind == drafter.kind and type(loaded) is type(drafter)
+    assert (loaded.pool is None) == (drafter.pool is None) == (not cfg.wants_pool)
+    assert loaded.pool is None or torch.equal(loaded.pool.tensor(), drafter.pool.tensor())
     assert (loaded.draft_ids is None) == (drafter.draft_ids is None)
     mine, theirs = drafter.parameters_to_save(), loaded.parameters_to_save()
     assert list(mine) == list(theirs) and all(torch.equal(mine[key], theirs[key]) for key in mine)
@@ -164,7 +169,7 @@ def _about(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
     return damage
 
 
-@pytest.mark.parametrize("name", [name for name in KINDS if name != "ngram"])
+@pytest.mark.parametrize("name", [name for name in KINDS if name.split()[0] not in ("ngram", "suffix")])
 def test_a_warm_start_has_the_earlier_weights_and_vocabulary(name: str, target: Target, tmp_path: Path) -> None:
     earlier, folder = _write(tmp_path / "d", name, target), str(tmp_path / "d")
     kind, options = KINDS[name]
@@ -198,7 +203,7 @@ def test_a_warm_start_from_what_does_not_fit_is_refused(
 
 
 def test_a_warm_start_stands_alone() -> None:
-    for kind, changes in (("ngram", {}), ("hydra", {"folder": "d"})):
+    for kind, changes in (("ngram", {}), ("suffix", {}), ("hydra", {"folder": "d"})):
         with pytest.raises(UserError, match=r"drafter.warm_start = 'e' .* null beside drafter.folder and for prompt"):
             make_config(kind, warm_start="e", **changes)
 
@@ -240,5 +245,5 @@ def test_what_is_neither_a_folder_nor_on_the_hub_gets_one_line(where: str, targe
 
 
 def test_an_unknown_configuration_cannot_hide_in_a_known_one() -> None:
-    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "eagle3", "block", "lm", "early_exit", "jump"}
+    assert set(artifact.KINDS) == {"ngram", "medusa", "hydra", "eagle3", "block", "lm", "early_exit", "jump", "suffix"}
     assert artifact.drafter_config({"drafter": {"kind": "hydra"}}, Path("x")) == HydraConfig()

@@ -23,10 +23,13 @@ PENALISED = Sampling(repetition_penalty=1.3)
 IDS = torch.tensor([i for i in range(VOCAB) if i % 3])  # a trimmed vocabulary
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {},
+    "suffix": {},
     "medusa": {},
     "medusa trimmed lookup": {"lookup": True, "draft_vocab_size": len(IDS)},
     "hydra trimmed": {"draft_vocab_size": len(IDS)},
-    "hydra lookup": {"lookup": True},
+    "hydra lookup": {"lookup": True, "lookup_tokens": None},
+    "hydra long lookup": {"lookup": True, "lookup_tokens": 6},
+    "hydra suffix": {"lookup": True, "lookup_kind": "suffix", "pool_match": 1},
     "hydra unshared": {"share_steps": False, "num_layers": 2},
     "hydra gru": {"chain": "gru", "num_layers": 2},
     "hydra prefix trimmed lstm": {"chain": "lstm", "draft_vocab_size": len(IDS), "taps": [1], "own_head": True,
@@ -93,7 +96,7 @@ def test_greedy_text_is_the_stock_models(arch: str, sampling: Sampling) -> None:
     lengths = {}
     for name, drafter in drafters_of(target).items():
         counts = Counts()
-        for batch in (1, 2, 3):
+        for batch in (1, 2, 4):
             loop = Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=3)
             for result, tokens in zip(loop.generate(asked), expected, strict=True):
                 check(result, tokens)

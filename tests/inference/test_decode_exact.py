@@ -18,6 +18,7 @@ PROMPT = [1, 2, 1, 2, 1]  # 0 is not there yet: a penalty must see it come
 IDS = torch.tensor([0, 2])
 KINDS: dict[str, dict[str, Any]] = {
     "ngram": {},
+    "suffix": {"pool_match": 1},
     "medusa": {},
     "medusa trimmed": {"draft_vocab_size": len(IDS)},
     "hydra": {},
@@ -26,6 +27,7 @@ KINDS: dict[str, dict[str, Any]] = {
 HYBRIDS: dict[str, dict[str, Any]] = {
     "hydra trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True, "min_match": 2},
     "lm lookup": {"lookup": True, "min_match": 2},
+    "lm suffix": {"lookup": True, "min_match": 2, "lookup_kind": "suffix"},
 }
 SAMPLINGS = {
     "plain": Sampling(1.0),
@@ -60,12 +62,12 @@ def exact_law(target: Target, sampling: Sampling, length: int) -> dict[tuple[int
 
 def error(
     target: Target, drafter: Drafter | None, sampling: Sampling, patch: pytest.MonkeyPatch, *,
-    rule: Rule = Rule.auto, length: int = 3, **limits: int,
+    rule: Rule = Rule.auto, length: int = 3, k: int = K, **limits: int,
 ) -> float:  # fmt: skip
     """Largest error of the probability of a text of `length` tokens."""
 
     def make(batch: int) -> Decoder:
-        return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=K, rule=rule)
+        return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=k, rule=rule)
 
     found = law_of_loop(make, PROMPT, length, patch, **limits or {"beyond": K})
     expected = exact_law(target, sampling, length)
@@ -91,6 +93,13 @@ def test_alone_and_up_to_the_length_limit(
 ) -> None:
     drafter = drafter_of(kind, target) if kind else None
     assert error(target, drafter, SAMPLINGS["top-p"], monkeypatch, length=4, batch=1) < 1e-9
+
+
+@pytest.mark.parametrize("kind", HYBRIDS)
+def test_drafts_of_a_lookup_may_be_longer_than_the_others(
+    target: Target, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert error(target, drafter_of(kind, target), SAMPLINGS["penalty"], monkeypatch, length=4, k=1, batch=1) < 1e-9
 
 
 def _hidden_of_the_position_before(patch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 import inference.decode as decode
 import inference.drafters.base as base
+import inference.drafters.hybrid as hybrid
 from inference.decode import Decoder, Request, Result, _Loop
 from inference.drafters import Drafter
 from inference.drafters.lm import LmDrafter
@@ -26,6 +27,7 @@ STRONG = Sampling(1.0, repetition_penalty=2.5)
 ALL = Sampling(0.9, top_p=0.93, repetition_penalty=1.2)
 KINDS: dict[str, dict[str, Any]] = {
     "ngram": {},
+    "suffix": {"pool_match": 1},
     "medusa": {},
     "medusa trimmed": {"draft_vocab_size": len(IDS)},
     "hydra": {},
@@ -39,6 +41,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "lm": {"layers": [0]},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "lm lookup": {"lookup": True, "min_match": 2},
+    "lm suffix": {"lookup": True, "lookup_kind": "suffix"},
     "early_exit": {"layers": []},
     "early_exit trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True, "min_match": 2},
     "jump": {},
@@ -86,9 +89,9 @@ def g_test(found: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -
     return float(chi2.sf(float(g), len(cells) - 1))
 
 
-def p_value(drafter: Drafter | None, sampling: Sampling, draws: int = DRAWS) -> float:
+def p_value(drafter: Drafter | None, sampling: Sampling, draws: int = DRAWS, k: int = 3) -> float:
     """Decode many continuations, in which drafts are both accepted and rejected, and test them."""
-    loop = Decoder(TARGET, drafter, sampling=sampling, batch=1500, num_spec_tokens=3)
+    loop = Decoder(TARGET, drafter, sampling=sampling, batch=1500, num_spec_tokens=k)
     results = list(loop.run(Request(PROMPT, max_new_tokens=LENGTH) for _ in range(draws)))
     if drafter is not None:
         assert sum(r.accepted for result in results for r in result.rounds) > draws / 20
@@ -104,6 +107,11 @@ def test_every_kind_of_drafter_keeps_the_targets_distribution(kind: str) -> None
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_every_processor_is_applied_at_every_drafted_position(name: str) -> None:
     assert p_value(drafter_of("lm lookup"), PROCESSORS[name]) > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["lm lookup", "lm suffix", "hydra trimmed lookup"])
+def test_drafts_of_different_length_stand_side_by_side(kind: str) -> None:
+    assert p_value(drafter_of(kind), ALL, k=1) > 1e-4
 
 
 def test_plain_decoding_is_the_same_loop() -> None:
@@ -177,6 +185,36 @@ def _another_q(patch: pytest.MonkeyPatch) -> None:
         return out
 
     patch.setattr(LmDrafter, "draft", draft)
+
+
+def _padding_is_verified(patch: pytest.MonkeyPatch) -> None:
+    """Shorter drafts count as long as the longest of the batch."""
+    true = hybrid._merge
+
+    def merge(*args: Any) -> base.Draft:
+        out = true(*args)
+        out.counts = torch.full_like(out.counts, out.tokens.shape[1])
+        return out
+
+    patch.setattr(hybrid, "_merge", merge)
+
+
+def _lookups_keep_the_inner_q(patch: pytest.MonkeyPatch) -> None:
+    true = hybrid._merge
+
+    def merge(inner: base.Draft, found: list[list[int]], kind: str) -> base.Draft:
+        out = true(inner, found, kind)
+        assert out.probs is not None and inner.probs is not None
+        out.probs[:, : inner.probs.shape[1]] = inner.probs
+        return out
+
+    patch.setattr(hybrid, "_merge", merge)
+
+
+@pytest.mark.parametrize("broken", [_padding_is_verified, _lookups_keep_the_inner_q], ids=lambda b: b.__name__)
+def test_broken_mixtures_are_caught(broken: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    broken(monkeypatch)
+    assert p_value(drafter_of("lm lookup"), STRONG, draws=7500, k=1) < 1e-6
 
 
 BROKEN = [_stale_slots, _shared_noise, _hidden_of_the_position_before, _penalty_forgets_drafts, _another_q]

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from conf.errors import ConfigError, UserError
-from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig
+from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, NgramConfig, SuffixConfig
 from inference.batch import make_batch
 from inference.decode import Decoder, Request
-from inference.drafters import Context, Draft, Drafter, build, lookup, needs_vocab
+from inference.drafters import Context, Draft, Drafter, build, needs_vocab
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.lm import CATCH_UP, LmDrafter, cut_from
+from inference.drafters.ngram import lookup
 from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process
 from inference.target import Target
@@ -27,6 +28,7 @@ from tiny import VOCAB, tiny_model
 IDS = torch.tensor([1, 5, 6, 30, 31, 77])
 CPU = torch.device("cpu")
 ROWS = [[5, 9, 11, 5, 9], [3, 30, 8], [4]]
+KINDS = (NgramConfig, SuffixConfig, MedusaConfig, HydraConfig, LmConfig)
 
 
 def _context(target: Target, rows: list[list[int]] = ROWS, live: list[bool] | None = None) -> Context:
@@ -206,9 +208,12 @@ def test_a_model_with_another_tokenizer_is_refused(tiny_text_folder: Path, tmp_p
 # Hybrid and the list of kinds
 
 
-def test_hybrid_looks_up_first_and_asks_the_heads_only_when_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tokens, length", [(None, 3), (5, 5), (2, 2)])
+def test_hybrid_looks_up_first_and_asks_the_heads_only_when_needed(
+    tokens: int | None, length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = make_target()
-    drafter = make_drafter("hydra", target, lookup=True)
+    drafter = make_drafter("hydra", target, lookup=True, lookup_tokens=tokens)
     assert isinstance(drafter, HybridDrafter) and drafter.kind == "lookup+hydra"
     asked: list[int] = []
     inner = drafter.inner.draft
@@ -216,18 +221,22 @@ def test_hybrid_looks_up_first_and_asks_the_heads_only_when_needed(monkeypatch: 
     ctx = _context(target)
     mixed = _draft(drafter, ctx, Sampling(1.0))
     alone = _draft(drafter.inner, ctx, Sampling(1.0))
-    assert mixed.sources == ["lookup", "hydra", "hydra"] and mixed.tokens[0].tolist() == [11, 5, 9]
+    assert mixed.sources == ["lookup", "hydra", "hydra"] and mixed.counts.tolist() == [length, 3, 3]
+    assert mixed.tokens[0, :length].tolist() == [11, 5, 9, 11, 5][:length]
     assert mixed.probs is not None and alone.probs is not None
-    assert torch.equal(mixed.probs[0], torch.eye(VOCAB).double()[[11, 5, 9]])
-    assert torch.equal(mixed.tokens[1:], alone.tokens[1:]) and torch.equal(mixed.probs[1:], alone.probs[1:])
+    assert torch.equal(mixed.probs[0, :length], torch.eye(VOCAB).double()[[11, 5, 9, 11, 5][:length]])
+    assert torch.equal(mixed.tokens[1:, :3], alone.tokens[1:]) and torch.equal(mixed.probs[1:, :3], alone.probs[1:])
+    assert alone.tokens.shape[1] == 3 and not bool(mixed.probs[1:, 3:].any())
     asked.clear()
     found = _draft(drafter, _context(target, live=[True, False, False]), Sampling(1.0))
-    assert found.probs is None and found.counts.tolist() == [3, 0, 0] and not asked
+    assert found.probs is None and found.counts.tolist() == [length, 0, 0] and not asked
+    ctx.room = 4
+    assert _draft(drafter, ctx, Sampling(1.0)).counts.tolist() == [min(length, 4), 3, 3]
 
 
-@pytest.mark.parametrize("cfg", [c(draft_vocab_size=7) for c in (NgramConfig, MedusaConfig, HydraConfig, LmConfig)])
+@pytest.mark.parametrize("cfg", [c(draft_vocab_size=7) for c in KINDS])
 def test_kinds_and_their_vocabulary(cfg: DrafterConfig) -> None:
-    assert needs_vocab(cfg) == (0 if cfg.kind == "ngram" else 7)
+    assert needs_vocab(cfg) == (0 if cfg.kind in ("ngram", "suffix") else 7)
 
 
 def test_what_the_target_does_not_have_is_refused() -> None:

@@ -12,6 +12,7 @@ from inference.batch import make_batch
 from inference.decode import Decoder, Request, _Loop
 from inference.drafters import Drafter, Features
 from inference.drafters.hybrid import HybridDrafter
+from inference.drafters.lookup import Lookup
 from inference.parity import with_hidden
 from inference.target import Target
 
@@ -69,7 +70,7 @@ class Watcher(Drafter):
 def mismatch(target: Target, batch: int, lookup: bool) -> float:
     """Largest difference between what was shown and a full forward over the same texts."""
     watcher = Watcher(make_drafter("lm", target), (0, 1, 2))
-    drafter = HybridDrafter(watcher, 1, 3) if lookup else watcher
+    drafter = HybridDrafter(watcher, Lookup(1, 3, tokens=5)) if lookup else watcher
     asked = [Request(p, max_new_tokens=n) for p, n in zip(PROMPTS, LIMITS, strict=True)]
     results = list(Decoder(target, drafter, batch=batch).run(asked))
     texts = watcher.all_texts()

@@ -3,24 +3,30 @@ it."""
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from conf.schema import EarlyExitConfig, Rule
+from conf.schema import EarlyExitConfig, LookupKind, Rule
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
-from inference.drafters import Drafter, build
+from inference.drafters import Drafter, Lookup, Pool, build
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
-from inference.drafters.ngram import NgramDrafter
-from inference.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay
+from inference.drafters.lookup import LookupDrafter
+from inference.replay import Record, chain_chances, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
 
+SUFFIX = Lookup(2, 8, kind=LookupKind.suffix, pool_match=1)
+POOL = Pool.of([[i % 47, (i * i) % 47, (3 * i) % 47, 7, 8, 9] for i in range(40)])
 PROMPTS = [[3, 9, 4, 11, 9, 4], [21, 7, 30], [5, 6, 5, 6, 5, 6], [40, 2], [17, 18, 19, 20, 17, 18]]
+
+
+ALL = ["hydra", "trimmed", "lm", "ngram", "suffix", "hybrid", "hybrid-lm", "hybrid-long", "hybrid-suffix", "exit"]
 
 
 def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, Drafter]:
@@ -31,9 +37,12 @@ def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, 
         "hydra": hydra,
         "trimmed": make_hydra(target, 3, torch.arange(0, 48, 2)),
         "lm": lm,
-        "ngram": NgramDrafter(1, 3),
-        "hybrid": HybridDrafter(hydra, 1, 3),
-        "hybrid-lm": HybridDrafter(lm, 2, 3),
+        "ngram": LookupDrafter(Lookup(1, 3)),
+        "suffix": LookupDrafter(SUFFIX, POOL),
+        "hybrid": HybridDrafter(hydra, Lookup(1, 3)),
+        "hybrid-lm": HybridDrafter(lm, Lookup(2, 3)),
+        "hybrid-long": HybridDrafter(hydra, Lookup(1, 3, tokens=6)),
+        "hybrid-suffix": HybridDrafter(lm, replace(SUFFIX, tokens=5), POOL),
         "exit": build(EarlyExitConfig(exit_layer=1, layers=[-1], draft_vocab_size=0), target),
     }
 
@@ -52,16 +61,18 @@ def as_record(result: Result) -> Record:
 
 def replayed(drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling) -> list[Round]:
     """The drafter's rounds on the record."""
-    if isinstance(drafter, NgramDrafter):
-        return replay(record, k, lookup=Lookup(drafter.min_match, drafter.max_match))
+    if isinstance(drafter, LookupDrafter):
+        return replay(record, k, lookup=drafter.rule, pool=drafter.pool, source=drafter.kind)
     chances = chain_chances(drafter, target, record, k, sampling)
     source = drafter.inner.kind if isinstance(drafter, HybridDrafter) else drafter.kind
     generator = torch.Generator().manual_seed(5)
-    return replay(record, k, lookup=lookup_of(drafter), chances=chances, source=source, generator=generator)
+    return replay(
+        record, k, lookup=lookup_of(drafter), pool=drafter.pool, chances=chances, source=source, generator=generator
+    )
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "ngram", "hybrid", "hybrid-lm", "exit"])
+@pytest.mark.parametrize("kind", ALL)
 def test_greedy_replay_equals_live_rounds(
     target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, k: int
 ) -> None:
@@ -99,7 +110,7 @@ def test_rates_are_equal_where_the_text_ends_inside_an_accepted_draft(
 
 
 @pytest.mark.parametrize("rule", Rule)
-@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid"])
+@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid", "hybrid-long"])
 def test_sampled_replay_has_the_law_of_live_rounds(
     target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, rule: Rule
 ) -> None:
@@ -115,7 +126,7 @@ def test_sampled_replay_has_the_law_of_live_rounds(
     for result in source.run(requests):
         record = as_record(result)
         chances = chain_chances(drafter, target, record, 3, sampling, rule=rule) if len(record.tokens) > 1 else None
-        rounds = replay(record, 3, lookup=lookup_of(drafter), chances=chances, generator=generator)
+        rounds = replay(record, 3, lookup=lookup_of(drafter), pool=drafter.pool, chances=chances, generator=generator)
         ours[tuple(r.kept for r in rounds[:2])] += 1
     cells = [key for key in sorted(live | ours) if live[key] + ours[key] >= 10]
     assert len(cells) > 4

@@ -21,9 +21,11 @@ from conf.schema import (
     CheckpointConfig,
     DataConfig,
     HydraConfig,
+    LookupKind,
     NgramConfig,
     OptimConfig,
     RunConfig,
+    SuffixConfig,
     TargetConfig,
     TrackingConfig,
 )
@@ -192,6 +194,50 @@ def test_lookup_alone_needs_no_training(
     assert about["drafter"]["kind"] == "ngram" and about["training"].keys() == {"lookup"}
     assert found.min_match == about["training"]["lookup"]["min_match"]
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
+
+
+def test_a_suffix_lookup_leaves_with_its_pool(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(config(run_dir, tiny_text_folder, drafter=SuffixConfig(tune_lookup=False, pool_match=2)))
+    assert capsys.readouterr().out.splitlines()[-1] == str(run_dir / "timing" / "train.json")
+    drafter, found, about = load_drafter(run_dir / "drafter", target)
+    row = next(row for row in Store.open(run_dir / "store").rows() if len(row.response_ids) > 8)
+    asked = Request(row.prompt_ids[:-4] + row.response_ids[:2], max_new_tokens=6)
+    drafted = next(Decoder(target, drafter, num_spec_tokens=4).run([asked])).rounds
+    assert any(r.drafted for r in drafted) and {r.source for r in drafted} <= {"suffix", ""}
+    responses = [r.response_ids for r in Store.open(run_dir / "store").rows()]
+    assert drafter.pool is not None and found.pool_match == 2
+    assert about["training"] == {"pool": {"rows": 24, "tokens": sum(map(len, responses))}}
+    assert drafter.pool.match(row.response_ids[:3], 3).length == 3
+
+
+def test_a_pool_that_does_not_pay_stays_behind(run_dir: Path, tiny_text_folder: Path, target: Target) -> None:
+    verify = [1.0, *[99.0] * 8]  # nothing that is looked up pays
+    run(config(run_dir, tiny_text_folder, drafter=SuffixConfig(verify_costs=verify)))
+    drafter, found, about = load_drafter(run_dir / "drafter", target)
+    assert found.pool_match is None and drafter.pool is None and "pool" not in about["training"]
+
+
+def test_trained_heads_behind_a_suffix_lookup(run_dir: Path, tiny_text_folder: Path, target: Target) -> None:
+    heads = HydraConfig(
+        num_heads=3, draft_vocab_size=VOCAB, inner_size=32, lookup=True, lookup_kind=LookupKind.suffix,
+        verify_costs=[1.0], draft_cost=0.5,
+    )  # fmt: skip
+    cfg = config(run_dir, tiny_text_folder, drafter=heads, optim=OptimConfig(batch_tokens=128, max_steps=2))
+    run(cfg)
+    figures = json.loads((run_dir / "timing" / "train.json").read_text())
+    drafter, _, about = load_drafter(run_dir / "drafter", target)
+    assert drafter.kind == "suffix+hydra" and about["training"]["lookup"] == figures["lookup"]
+    assert figures["best"]["mismatches"] == 0
+    assert figures["lookup"]["configured"] == pytest.approx(figures["best"]["tau"])
+    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(figures["lookup"]["mean_acceptance_length"])
+    assert drafter.pool is None or about["training"]["pool"]["rows"] == drafter.pool.rows == 24
+
+
+def test_a_pool_needs_a_store(tmp_path: Path, tiny_text_folder: Path) -> None:
+    with pytest.raises(UserError, match="store"):
+        run(config(tmp_path, tiny_text_folder, drafter=SuffixConfig()))
 
 
 def test_a_drafter_folder_is_gone_on_with(run_dir: Path, tiny_text_folder: Path, target: Target) -> None:

@@ -1,0 +1,147 @@
+"""Lookup: no model. What followed the last tokens earlier is proposed: in the request itself (prompt lookup), or in
+the request and a pool of earlier outputs (suffix). Alone, or in front of a trained drafter (hybrid.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from conf.schema import DrafterConfig, LookupConfig, LookupKind
+
+from ..sampling import SamplingRows
+from .automaton import NONE, Match, SuffixAutomaton
+from .base import Context, Draft, Drafter
+from .ngram import NgramIndex
+from .pool import Pool
+
+
+class Index(Protocol):
+    """Where one text's matches come from."""
+
+    tokens: list[int]
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+
+    def lookup(self, k: int) -> list[int]:
+        """Up to k draft tokens; [] without a match."""
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The rule: the shortest and the longest suffix that is looked up, and how long a match's draft is."""
+
+    min_match: int
+    max_match: int
+    tokens: int | None = None  # draft tokens of a match; None: as many as the drafter behind it, or asked for, has
+    kind: LookupKind = LookupKind.ngram
+    pool_match: int | None = None  # shortest suffix that is looked up in the pool; None: not looked up there
+
+    @classmethod
+    def of(cls, cfg: DrafterConfig) -> "Lookup":
+        """The rule of a configuration."""
+        tokens = None if isinstance(cfg, LookupConfig) else cfg.lookup_tokens
+        pool_match = cfg.pool_match if cfg.wants_pool else None
+        return cls(cfg.min_match, cfg.max_match, tokens, cfg.lookup_kind, pool_match)
+
+    @property
+    def name(self) -> str:
+        """What stands in front of a trained drafter's kind."""
+        return "lookup" if self.kind == LookupKind.ngram else self.kind.value
+
+    def index(self, pool: Pool | None = None) -> Index:
+        """A new index of an empty text."""
+        if self.kind == LookupKind.suffix:
+            return SuffixIndex(self, pool)
+        return NgramIndex(self.min_match, self.max_match)
+
+    def chosen(self, own: Match, pooled: Match) -> list[int]:
+        """The longer match of those that are long enough; the request's own among equals."""
+        own = own if own.length >= self.min_match else NONE
+        if self.pool_match is None or pooled.length < max(self.pool_match, own.length + 1):
+            return own.tokens
+        return pooled.tokens
+
+
+class SuffixIndex:
+    """The text's automaton, and the pool."""
+
+    def __init__(self, rule: Lookup, pool: Pool | None) -> None:
+        self.rule, self.pool = rule, pool
+        self.automaton = SuffixAutomaton()
+        self.tokens = self.automaton.tokens
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        self.automaton.extend(tokens)
+
+    def lookup(self, k: int) -> list[int]:
+        """Up to k tokens, of the text or of the pool."""
+        own, pooled = self.automaton.match(self.rule.max_match, k), NONE
+        if self.pool is not None and self.rule.pool_match is not None:
+            pooled = self.pool.match(self.tokens[-self.rule.max_match :], k, self.rule.pool_match)
+        return self.rule.chosen(own, pooled)
+
+
+class Indexes:
+    """An Index a row, kept in step with the rows' tokens."""
+
+    def __init__(self, batch: int, rule: Lookup, pool: Pool | None) -> None:
+        self.rule, self.pool = rule, pool
+        self.rows = [rule.index(pool) for _ in range(batch)]
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        for row in rows:
+            self.rows[row] = self.rule.index(self.pool)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        self.rows = [self.rows[r] for r in rows]
+
+    def lookup(self, ctx: Context, k: int) -> list[list[int]]:
+        """Drafts of every live row: as long as the rule says, else k, and no longer than there is room."""
+        found, length = [], min(self.rule.tokens or k, ctx.room)
+        for index, tokens, live in zip(self.rows, ctx.rows, ctx.live, strict=True):
+            index.extend(tokens[len(index.tokens) :] if live else [])
+            found.append(index.lookup(length) if live else [])
+        return found
+
+
+class LookupDrafter(Drafter):
+    """Lookup alone. Rows without a match draft nothing."""
+
+    trainable = False
+    num_steps = 0
+
+    def __init__(self, rule: Lookup, pool: Pool | None = None) -> None:
+        super().__init__()
+        self.rule, self.pool, self.kind = rule, pool, rule.kind.value
+
+    def start(self, batch: int) -> Indexes:
+        """Empty indexes."""
+        return Indexes(batch, self.rule, self.pool)
+
+    def admit(self, state: Indexes, rows: Sequence[int]) -> None:
+        """Forget rows."""
+        state.reset(rows)
+
+    def select(self, state: Indexes, rows: Sequence[int]) -> None:
+        """Keep rows."""
+        state.select(rows)
+
+    def draft(
+        self, state: Indexes, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
+    ) -> Draft:
+        """Deterministic drafts: q is one-hot."""
+        return padded(state.lookup(ctx, k), ctx.last.device, self.kind)
+
+
+def padded(found: list[list[int]], device: torch.device, source: str) -> Draft:
+    """Lists of different length -> a deterministic Draft."""
+    width = max(len(f) for f in found)
+    tokens = torch.tensor([f + [0] * (width - len(f)) for f in found], dtype=torch.int64).view(len(found), width)
+    counts = torch.tensor([len(f) for f in found])
+    return Draft(tokens.to(device), counts.to(device), sources=[source if f else "" for f in found])
