@@ -54,10 +54,10 @@ class DrafterConfig:
     min_match: int = 2
     pool_tokens: int = 500_000  # lookup_kind=suffix: the most that are taken from the store's responses; 0: no pool
     pool_match: int | None = 3  # shortest suffix that is looked up in the pool; null: no pool
-    tune_lookup: bool = True  # choose anew, for speed, on the choosing prompts when training ends: shortest and longest
-    # match, draft tokens up to lookup_tokens, and whether the pool is used, if there is one
+    tune_lookup: bool = True  # choose the matches, the draft tokens up to lookup_tokens and whether the pool is used
+    # anew when training ends: for speed, on the choosing prompts
     verify_costs: list[float] = field(default_factory=list)  # of rounds that verify 0, 1, ... tokens, in plain rounds
-    draft_cost: float | None = None  # what a round of the trained drafter costs beyond that; both are measured by default
+    draft_cost: float | None = None  # of the trained drafter in a round, beyond that; both are measured if not given
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class DrafterConfig:
         require(all(c > 0 for c in costs), "drafter.verify_costs", costs, "[] (measured), or numbers above 0")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
         alone = self.warm_start is None or (self.folder is None and not isinstance(self, LookupConfig))
-        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookup, suffix")
+        require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookups")
 
     @property
     def trains(self) -> bool:

@@ -184,12 +184,12 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
 
 
 def _config_of(about: dict[str, Any], found: dict[str, Any], folder: Path) -> DrafterConfig:
-    """What drafter.json says, else the defaults of the kind found; what the layout shows wins."""
+    """What drafter.json says, else the defaults of the kind found; what the layout shows wins. None has a pool."""
     own = about.get("drafter", {"num_spec_tokens": found.get("num_spec_tokens", 3)})
     shown = {key: value for key, value in found.items() if key != "num_spec_tokens"}
     known = {f.name for f in dataclasses.fields(KINDS[found["kind"]])}
     kept = {key: value for key, value in own.items() if key in known and key != "folder"}
-    return drafter_config({"drafter": kept | shown}, folder)
+    return drafter_config({"drafter": kept | shown | {"pool_match": None}}, folder)
 
 
 def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:

@@ -27,7 +27,7 @@ from .replay import Find, Record, replay
 
 SHORTEST, LONGEST = (4, 3, 2, 1), (6, 5, 4, 3, 2)
 RULES = tuple(Lookup(low, high) for low in SHORTEST for high in LONGEST if high >= low)
-SUFFIX_LONGEST, POOL_SHORTEST = (16, 8, 4), (6, 5, 4, 3, 2)
+SUFFIX_LONGEST, POOL_SHORTEST = (16, 8, 4), (6, 4, 3, 2, 1)
 LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48)  # draft tokens of a match, up to the most that are allowed
 
 
@@ -125,7 +125,7 @@ def lengths_like(longest: int | None, k: int) -> list[int | None]:
     """Draft lengths of a match that are tried: k tokens and more, up to `longest`; None: as many as are asked for."""
     if longest is None:
         return [None]
-    return sorted({min(k, longest), *(n for n in LENGTHS if k < n < longest), longest})
+    return [*sorted({min(k, longest), *(n for n in LENGTHS if k < n < longest), longest})]
 
 
 def forecast(texts: Sequence[Text], k: int, rule: Lookup, costs: Costs) -> Forecast:

@@ -1,10 +1,13 @@
-"""The lookup of a drafter: its pool, made from the store, and its rule, chosen when its weights are (inference/tuning.py
-says why then)."""
+"""The lookup of a drafter: its pool, made from the store, and its rule, chosen when its weights are
+(inference/tuning.py says why then)."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from conf.errors import UserError
 from conf.schema import DrafterConfig, LookupKind
@@ -30,14 +33,17 @@ def make_pool(cfg: DrafterConfig, store: Store) -> Pool | None:
     return Pool.of(rows)
 
 
-def _within(most: int, store: Store) -> Iterator[list[int]]:
+def _within(most: int, store: Store) -> Iterator[NDArray[np.int32]]:
     """Rows in an order that has nothing to do with how they were collected: a pool that is cut is still a sample."""
-    rows = (row for row in store.rows() if row.key not in store.excluded)
-    for row in sorted(rows, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
-        most -= len(row.response_ids)
+    tables = [store.table(shard) for shard in range(len(store.shards))]
+    places = [(key, table, row) for table in tables for row, key in enumerate(table.column("key"))]
+    kept = [place for place in places if place[0] not in store.excluded]
+    for _, table, row in sorted(kept, key=lambda place: hashlib.sha256(place[0].encode()).digest()):
+        response = table.response(row)
+        most -= len(response)
         if most < 0:
             return
-        yield row.response_ids
+        yield response
 
 
 def tuned(

@@ -18,10 +18,11 @@ class Match(NamedTuple):
 
 
 NONE = Match(0, [])
+COUNTED = 96  # tokens of the longest substrings that are counted: more than any match and draft together
 
 
 class SuffixAutomaton:
-    """At most 2n states for n tokens; a token costs a few steps, and one for each state that it ends."""
+    """At most 2n states for n tokens; a token costs a few steps, and one for each state that counts it."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -44,20 +45,22 @@ class SuffixAutomaton:
         Each is the one that followed most often what is matched and drafted so far, the latest one among equals. Where
         that was never gone on from, its longest suffix that was takes its place (periodic text).
         """
-        at = self._link[self._last]
-        if at <= 0:
-            return NONE
-        while self._length[self._link[at]] >= longest:
-            at = self._link[at]
-        length, drafted = min(self._length[at], longest), list[int]()
-        while len(drafted) < k:
+        length = min(self._length[self._link[self._last]], longest) if self.tokens else 0
+        at, drafted = self._suffix(length), list[int]()
+        while at > 0 and len(drafted) < k:
             while at > 0 and not self._next[at]:
                 at = self._link[at]
-            if at == 0:
-                break
-            token, at = max(self._next[at].items(), key=self._weight)
-            drafted.append(token)
+            if at > 0:
+                token, at = max(self._next[at].items(), key=self._weight)
+                drafted.append(token)
         return Match(length, drafted)
+
+    def _suffix(self, length: int) -> int:
+        """The state of the last `length` tokens."""
+        at = 0
+        for token in self.tokens[len(self.tokens) - length :]:
+            at = self._next[at][token]
+        return at
 
     def _weight(self, follower: tuple[int, int]) -> tuple[int, int]:
         state = follower[1]
@@ -70,7 +73,9 @@ class SuffixAutomaton:
             at = self._link[at]
         if at >= 0:
             self._link[new] = self._shortest(at, token)
-        self._last = at = new
+        self._last = new
+        deep = self._length[self._link[new]] > COUNTED  # in a text that goes round and round there are many links
+        at = self._suffix(COUNTED) if deep else new
         while at > 0:
             self._count[at] += 1
             self._end[at] = len(self.tokens)

@@ -27,13 +27,14 @@ class Pool:
             raise ValueError(f"a pool holds rows of int32 ids, each followed by {END}")
         self.tokens = tokens
         self._order = suffix_order(tokens)
-        self._places = memoryview(self._order)  # quicker than NumPy, one at a time
+        self._places = self._order.data  # quicker than NumPy, one at a time
         self._bytes = sortable(tokens)
 
     @classmethod
-    def of(cls, rows: Iterable[Sequence[int]]) -> "Pool":
+    def of(cls, rows: Iterable[Sequence[int] | NDArray[np.int32]]) -> "Pool":
         """Of rows of ids."""
-        return cls(np.array([token for row in rows for token in (*row, END)], dtype=np.int32))
+        parts = [np.array([*row, END], dtype=np.int32) for row in rows]
+        return cls(np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32))
 
     @classmethod
     def load(cls, tensor: Tensor) -> "Pool":

@@ -13,8 +13,8 @@ from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.hybrid import HybridDrafter
 from ..drafters.lm import LmDrafter
+from ..drafters.lookup import LookupDrafter
 from ..drafters.medusa import MedusaDrafter
-from ..drafters.ngram import NgramDrafter
 from ..target import Target
 from . import block, eagle3, lm, medusa, ngram
 from .base import WEIGHTS as MODEL
@@ -52,8 +52,8 @@ def write(
             return lm.write(drafter, target, num_spec_tokens)
         case EarlyExitDrafter():
             return lm.write_exit(drafter, target, num_spec_tokens)
-        case NgramDrafter():
-            return ngram.write(drafter, num_spec_tokens, texts)
+        case LookupDrafter(kind="ngram"):
+            return ngram.write(drafter.rule, num_spec_tokens, texts)
         case _:
             raise NoLayout(f"no engine loads {drafter.kind} drafters; they run in our own loop")
 

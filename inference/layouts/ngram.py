@@ -8,16 +8,16 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from ..drafters.ngram import NgramDrafter
+from ..drafters.lookup import Lookup
 from .base import Layout
 
 STATIC, WIDTH, NONE = 2, 4, -1  # tokens of a static n-gram; places it is stored in; an empty place
 SETTINGS, TABLE = "speculative.json", "lookup-static.bin"
 
 
-def write(drafter: NgramDrafter, num_spec_tokens: int, texts: Iterable[Sequence[int]] = ()) -> Layout:
+def write(rule: Lookup, num_spec_tokens: int, texts: Iterable[Sequence[int]] = ()) -> Layout:
     """speculative.json with every program's own words, and the table when there are texts of the target."""
-    low, high, k = drafter.min_match, drafter.max_match, num_spec_tokens
+    low, high, k = rule.min_match, rule.max_match, num_spec_tokens
     settings = {
         "vllm": {
             "method": "ngram", "prompt_lookup_min": low, "prompt_lookup_max": high, "num_speculative_tokens": k,

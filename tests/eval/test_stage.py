@@ -160,7 +160,8 @@ def test_a_drafter_of_another_run_brings_its_own_settings(run_folder: Path, tmp_
     report = read_json(tmp_path / "run" / "report.json")
     assert {key: report["settings"][key] for key in theirs} == theirs
     assert report["timing"]["train_s"] is None
-    assert "(suffixes of 2 to 4 tokens, 8 draft tokens) was tuned when its training ended" in report["settings"]["protocol"]
+    tuned = "(suffixes of 2 to 4 tokens, 8 draft tokens) was tuned when its training ended"
+    assert tuned in report["settings"]["protocol"]
 
 
 def test_a_killed_evaluation_goes_on(run_folder: Path, tmp_path: Path) -> None:

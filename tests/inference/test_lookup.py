@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import inference.drafters.automaton
+from conf.errors import UserError
 from conf.schema import BlockConfig, LookupKind, NgramConfig, SuffixConfig
-from inference.drafters.automaton import NONE, Match, SuffixAutomaton
+from inference.drafters.automaton import COUNTED, NONE, Match, SuffixAutomaton
 from inference.drafters.base import Context
 from inference.drafters.lookup import Indexes, Lookup, LookupDrafter, SuffixIndex
 from inference.drafters.pool import DEPTH, END, Pool, suffix_order
@@ -41,14 +43,25 @@ def followers(text: list[int], context: list[int]) -> list[tuple[int, int]]:
     return [(i + n, text[i + n]) for i in range(len(text) - n) if text[i : i + n] == context]
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("counted", [96, None])  # None: no more than are needed
+@settings(max_examples=200, deadline=None)
 @given(TEXTS, st.integers(1, 6), st.integers(1, 9))
-def test_the_automaton_finds_what_is_there(text: list[int], longest: int, k: int) -> None:
+def test_the_automaton_finds_what_is_there(counted: int | None, text: list[int], longest: int, k: int) -> None:
     automaton = SuffixAutomaton()
-    for end, token in enumerate(text):
-        automaton.extend([token])
-        assert automaton.match(longest, k) == slow_match(text[: end + 1], longest, k)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference.drafters.automaton, "COUNTED", counted or longest + k)
+        for end, token in enumerate(text):
+            automaton.extend([token])
+            assert automaton.match(longest, k) == slow_match(text[: end + 1], longest, k)
     assert automaton.tokens == text
+
+
+def test_a_match_and_its_draft_are_never_longer_than_what_is_counted_and_sorted() -> None:
+    longest = SuffixConfig(max_match=32, num_spec_tokens=64)
+    assert longest.max_match + longest.num_spec_tokens <= min(COUNTED, DEPTH)
+    for more in ({"max_match": 33}, {"num_spec_tokens": 65}, {"lookup_tokens": 65}):
+        with pytest.raises(UserError, match="is not allowed"):
+            SuffixConfig(**more)
 
 
 def test_a_frequent_continuation_goes_before_a_late_one_and_periods_go_on() -> None:

@@ -92,7 +92,7 @@ def test_the_rules_that_are_tried_are_of_the_kind_and_within_its_bounds() -> Non
     alone = rules_like(Lookup(2, 16, kind=LookupKind.suffix), 8)
     pooled = rules_like(Lookup(2, 16, kind=LookupKind.suffix, pool_match=3), 8)
     assert {r.kind for r in alone + pooled} == {LookupKind.suffix} and set(alone) < set(pooled)
-    assert {r.pool_match for r in pooled} == {None, 2, 3, 4, 5, 6}
+    assert {r.pool_match for r in pooled} == {None, 1, 2, 3, 4, 6}
     assert all(r.pool_match is None or r.pool_match <= r.max_match for r in pooled)
 
 

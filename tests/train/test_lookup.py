@@ -25,8 +25,9 @@ HYBRID = HydraConfig(
     num_heads=3, draft_vocab_size=0, lookup=True, min_match=4, max_match=6, lookup_tokens=6, **FREE
 )
 SUFFIX = HydraConfig(
-    num_heads=3, draft_vocab_size=0, lookup=True, lookup_kind=LookupKind.suffix, lookup_tokens=None, max_match=16, **FREE
-)
+    num_heads=3, draft_vocab_size=0, lookup=True, lookup_kind=LookupKind.suffix, lookup_tokens=None, max_match=16,
+    **FREE,
+)  # fmt: skip
 POOL = Pool.of([[7, 8, 9, 9], [20, 21, 90], [40, 3, 5]])
 
 
