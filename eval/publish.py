@@ -17,7 +17,7 @@ from data.manifest import NAME
 from data.stage import store_folder
 from data.store import Store
 from inference import layouts
-from inference.artifact import CONFIG, MODEL_CONFIG, WEIGHTS, load_drafter, replace_folder
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, load_drafter, replace_folder
 from inference.drafters import Drafter
 from inference.load import load_target
 from inference.target import Target
@@ -84,6 +84,8 @@ def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Tar
     if layout is not None:
         layouts.write_files(layout, folder, target.text if layout.tokenizer else None)
         about |= {"layout": layout.name}
+    if (place / POOL).exists():
+        shutil.copy2(place / POOL, folder)
     write_json(folder / CONFIG, about)
     return None if layout is None else layout.name
 

@@ -13,7 +13,7 @@ from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
-from inference.artifact import CONFIG, WEIGHTS, load_drafter
+from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter
 from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import longest_draft, lookup_of
@@ -85,7 +85,7 @@ def _continued(cfg: RunConfig) -> bool:
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
     """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
     benchmarks hold, not where they lie; a hub drafter by its name."""
-    drafter = [Path(where) / name for name in (WEIGHTS, CONFIG)]
+    drafter = [Path(where) / name for name in (WEIGHTS, CONFIG, POOL)]
     files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(

@@ -1,5 +1,5 @@
-"""A drafter folder: drafter.safetensors + drafter.json, and config.json of a drafter that is a model. Never pickle,
-no code; nothing else is needed to load it but the target.
+"""A drafter folder: drafter.safetensors + drafter.json, config.json of a drafter that is a model, pool.safetensors of
+one that looks up earlier outputs. Never pickle, no code; nothing else is needed to load it but the target.
 
 drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
 (`training`); a drafter loads only onto the target it was made for.
@@ -46,8 +46,8 @@ from .stock import read_config
 from .target import Target
 
 WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
+POOL, POOL_KEY = "pool.safetensors", "tokens"  # earlier outputs that are looked up (drafters/pool.py)
 VOCAB_KEY = "draft_ids"  # target ids of the draft ids
-POOL_KEY = "pool"  # earlier outputs that are looked up (drafters/pool.py)
 D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
@@ -67,9 +67,9 @@ def save_drafter(
         tensors = {k: v.detach().cpu().contiguous() for k, v in drafter.parameters_to_save().items()}
         if drafter.draft_ids is not None and D2T not in tensors:
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
-        if drafter.pool is not None and cfg.wants_pool:
-            tensors[POOL_KEY] = drafter.pool.tensor()
         save_file(tensors, temporary / WEIGHTS)
+        if drafter.pool is not None and cfg.wants_pool:
+            save_file({POOL_KEY: drafter.pool.tensor()}, temporary / POOL)
         write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
         about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
@@ -158,8 +158,8 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     if vocab is None and 0 < needs_vocab(cfg) < target.vocab_size:
         raise UserError(f"{folder / WEIGHTS}: tensor {VOCAB_KEY} is missing")
     saved = read_config(str(folder), f"drafter {where}") if isinstance(cfg, LmConfig) else None
-    pool = pool_of(cfg, tensors, target, str(folder / WEIGHTS))
-    drafter = build(cfg, target, None if vocab is None else vocab.to(target.device), saved, pool)
+    ids = None if vocab is None else vocab.to(target.device)
+    drafter = build(cfg, target, ids, saved, load_pool(cfg, folder, target))
     load_weights(drafter, tensors, str(folder / WEIGHTS))
     return drafter.eval(), cfg, about
 
@@ -174,22 +174,22 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
     if layouts.name_of(config) == "lm":
         fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0, "lora_rank": 0}
         cfg = _config_of(about, fields, folder)
-        return build(cfg, target).eval(), cfg, about
+        return build(cfg, target, pool=load_pool(cfg, folder, target)).eval(), cfg, about
     found = layouts.read(config, tensors, target, str(folder))
     cfg = _config_of(about, found.fields | {"dtype": _dtype_of(found.tensors)}, folder)
     ids = None if found.draft_ids is None else found.draft_ids.to(target.device)
-    drafter = build(cfg, target, ids)
+    drafter = build(cfg, target, ids, pool=load_pool(cfg, folder, target))
     load_weights(drafter, found.tensors, str(folder / layouts.MODEL))
     return drafter.eval(), cfg, about
 
 
 def _config_of(about: dict[str, Any], found: dict[str, Any], folder: Path) -> DrafterConfig:
-    """What drafter.json says, else the defaults of the kind found; what the layout shows wins. None has a pool."""
+    """What drafter.json says, else the defaults of the kind found; what the layout shows wins."""
     own = about.get("drafter", {"num_spec_tokens": found.get("num_spec_tokens", 3)})
     shown = {key: value for key, value in found.items() if key != "num_spec_tokens"}
     known = {f.name for f in dataclasses.fields(KINDS[found["kind"]])}
     kept = {key: value for key, value in own.items() if key in known and key != "folder"}
-    return drafter_config({"drafter": kept | shown | {"pool_match": None}}, folder)
+    return drafter_config({"drafter": kept | shown}, folder)
 
 
 def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
@@ -222,22 +222,20 @@ def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
     return tensors.pop(VOCAB_KEY, None) if offsets is None else offsets + torch.arange(len(offsets))
 
 
-def pool_of(cfg: DrafterConfig, tensors: dict[str, torch.Tensor], target: Target, where: str) -> Pool | None:
-    """The pool that the tensors hold, taken out of them; None for a drafter that looks nothing up there.
+def load_pool(cfg: DrafterConfig, folder: Path, target: Target) -> Pool | None:
+    """The pool in a folder, in whatever layout the weights are; None for a drafter that looks nothing up there.
 
-    Raises UserError when it is missing, or holds what can't be ids of the target.
+    Raises UserError when it can't be read, or holds what can't be ids of the target.
     """
     if not cfg.wants_pool:
         return None
-    if POOL_KEY not in tensors:
-        raise UserError(f"{where}: tensor {POOL_KEY} is missing")
-    tensor = tensors.pop(POOL_KEY)
     try:
-        pool = Pool.load(tensor)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{where}: tensor {POOL_KEY}: {error}") from error
-    if int(tensor.max()) >= target.vocab_size:
-        raise UserError(f"{where}: tensor {POOL_KEY} has ids beyond the {target.vocab_size} of {target.name}")
+        tokens = load_file(folder / POOL)[POOL_KEY]
+        pool = Pool.load(tokens)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{folder / POOL} can't be read: {error}") from error
+    if int(tokens.max()) >= target.vocab_size:
+        raise UserError(f"{folder / POOL} has ids beyond the {target.vocab_size} of {target.name}")
     return pool
 
 

@@ -16,6 +16,7 @@ from conf.schema import (
     DrafterConfig,
     HydraConfig,
     LmConfig,
+    LookupKind,
     MedusaConfig,
     NgramConfig,
     PublishConfig,
@@ -26,11 +27,12 @@ from data.rows import Row
 from data.store import Store
 from eval import publish
 from inference.artifact import WEIGHTS, load_drafter, save_drafter
-from inference.drafters import build
+from inference.drafters import Pool, build
 from inference.load import load_target
 from inference.target import Target
 from inference.tiny import make_tiny_target
 
+SUFFIX = LookupKind.suffix
 LOSSLESS = {"greedy": None, "sampled": {"p_value": 0.5}}
 
 
@@ -59,7 +61,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(cfg: DrafterConfig, target: Target, folder: Path) -> None:
     """A run directory with a shaken drafter of cfg and a report about it."""
-    drafter = build(cfg, target)
+    drafter = build(cfg, target, pool=Pool.of([[1, 2, 3], [2, 3, 4]]))
     with torch.no_grad():
         for parameter in drafter.parameters():
             if parameter.requires_grad:
@@ -93,6 +95,8 @@ def test_a_published_lm_loads_without_the_model_it_was_made_from(
         (MedusaConfig(draft_vocab_size=0), PublishLayout.auto, "medusa"),
         (HydraConfig(draft_vocab_size=0, lookup=True), PublishLayout.auto, None),
         (MedusaConfig(draft_vocab_size=0), PublishLayout.own, None),
+        (MedusaConfig(draft_vocab_size=0, lookup=True, lookup_kind=SUFFIX), PublishLayout.auto, "medusa"),
+        (HydraConfig(draft_vocab_size=0, lookup=True, lookup_kind=SUFFIX), PublishLayout.auto, None),
     ],
 )
 def test_the_folder_is_in_an_engines_layout_or_in_ours(
@@ -105,7 +109,7 @@ def test_the_folder_is_in_an_engines_layout_or_in_ours(
     assert said["layout"] == str(name) and "reloaded logits" in said["checks"]
     assert (hub / WEIGHTS).exists() == (name is None) != (hub / "model.safetensors").exists()
     found, loaded, _ = load_drafter(hub, target)
-    assert loaded.kind == cfg.kind and loaded.lookup == cfg.lookup
+    assert loaded.kind == cfg.kind and loaded.lookup == cfg.lookup and (found.pool is not None) == cfg.wants_pool
     assert not list(tmp_path.glob(".hub*")) and found.kind.endswith(cfg.kind)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import inference.artifact as artifact
 from conf.errors import UserError
 from conf.schema import HydraConfig
-from inference.artifact import CONFIG, WEIGHTS, load_drafter, read_about, save_drafter, warm_start
+from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter, read_about, save_drafter, warm_start
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.sampling import Sampling
@@ -242,6 +242,27 @@ def test_a_damaged_folder_gets_one_line(line: str, target: Target, tmp_path: Pat
 def test_what_is_neither_a_folder_nor_on_the_hub_gets_one_line(where: str, target: Target) -> None:
     with pytest.raises(UserError, match=f"drafter {where} is neither a folder nor on the hub"):
         load_drafter(where, target)
+
+
+DAMAGED_POOLS: dict[str, dict[str, torch.Tensor] | None] = {
+    f"{POOL} can't be read: No such file": None,
+    f"{POOL} can't be read: 'tokens'": {"ids": torch.tensor([1, -1], dtype=torch.int32)},
+    f"{POOL} can't be read: a pool holds rows of int32 ids": {"tokens": torch.tensor([1, 2], dtype=torch.int32)},
+    f"{POOL} has ids beyond the 128 of": {"tokens": torch.tensor([128, -1], dtype=torch.int32)},
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED_POOLS)
+@pytest.mark.parametrize("name", ["suffix", "hydra suffix"])
+def test_a_damaged_pool_gets_one_line(name: str, line: str, target: Target, tmp_path: Path) -> None:
+    folder, tensors = tmp_path / "drafter", DAMAGED_POOLS[line]
+    _write(folder, name, target)
+    (folder / POOL).unlink()
+    if tensors is not None:
+        save_file(tensors, folder / POOL)
+    with pytest.raises(UserError, match=line) as caught:
+        load_drafter(folder, target)
+    assert "\n" not in str(caught.value)
 
 
 def test_an_unknown_configuration_cannot_hide_in_a_known_one() -> None:

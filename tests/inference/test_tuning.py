@@ -97,7 +97,7 @@ def test_the_rules_that_are_tried_are_of_the_kind_and_within_its_bounds() -> Non
 
 
 def test_the_pool_is_used_where_it_pays() -> None:
-    known, wrong = Pool.of([list(range(4, 12))]), Pool.of([[n, n + 1, 40 + n] for n in range(4, 11)])
+    known, wrong = Pool.of([list(range(4, 12))]), Pool.of([[n, 40 + n] for n in range(4, 11)])
     record = Record([1, 2, 3], list(range(4, 12)), torch.zeros(8, 4), 8)
     rules = rules_like(Lookup(2, 16, kind=LookupKind.suffix, pool_match=3), 4)
 
