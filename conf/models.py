@@ -50,6 +50,7 @@ class DrafterConfig:
     lookup: bool = False
     lookup_kind: LookupKind = LookupKind.ngram
     lookup_tokens: int | None = 8  # draft tokens of a match in front of a trained drafter; null: num_spec_tokens
+    lookup_per_match: float | None = None  # draft tokens for each token that matched, at most; null: no such limit
     max_match: int = 4  # longest and shortest suffix that is looked up
     min_match: int = 2
     pool_tokens: int = 500_000  # lookup_kind=suffix: the most that are taken from the store's responses; 0: no pool
@@ -69,6 +70,8 @@ class DrafterConfig:
         require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
         length = self.lookup_tokens
         require(length is None or 1 <= length <= 64, "drafter.lookup_tokens", length, "null or 1 to 64")
+        each = self.lookup_per_match
+        require(each is None or each >= 1, "drafter.lookup_per_match", each, "null or 1 and more")
         require(self.pool_tokens >= 0, "drafter.pool_tokens", self.pool_tokens, "0 (no pool) or more")
         shortest, longest = self.pool_match, self.max_match if self.wants_pool else 32
         fits = shortest is None or 1 <= shortest <= longest
@@ -121,7 +124,10 @@ class SuffixConfig(LookupConfig):
     kind: str = "suffix"
     num_spec_tokens: int = 8
     lookup_kind: LookupKind = LookupKind.suffix
+    lookup_per_match: float | None = 1.5
     max_match: int = 16
+    min_match: int = 1
+    pool_match: int | None = 1
 
 
 @dataclass

@@ -22,6 +22,7 @@ from conf.schema import Rule
 from inference.batch import right_padded
 from inference.decode import Decoder, Request
 from inference.drafters.base import Drafter
+from inference.drafters.lookup import Index
 from inference.replay import lookup_of
 from inference.sampling import Sampling, process
 from inference.target import Target
@@ -173,7 +174,7 @@ def choose_prefixes(texts: Sequence[tuple[list[int], list[int]]], drafter: Draft
     found: list[list[int]] = []
     missed: list[list[int]] = []
     for prefix in prefixes:
-        index = lookup.index(drafter.pool)
+        index = Index(lookup, drafter.pool)
         index.extend(prefix)
         (found if index.lookup(1) else missed).append(prefix)
     half = count // 2

@@ -240,6 +240,7 @@ def lookup_protocol(subject: Subject) -> str:
 def words(rule: Lookup) -> str:
     """A lookup's rule for people."""
     length = "" if rule.tokens is None else f", {rule.tokens} draft tokens"
+    length += "" if rule.per_match is None else f", {rule.per_match:g} for each matched token"
     pooled = "" if rule.pool_match is None else f"; in a pool of earlier outputs from {rule.pool_match} tokens on"
     return f"suffixes of {rule.min_match} to {rule.max_match} tokens{length}{pooled}"
 

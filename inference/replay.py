@@ -30,7 +30,7 @@ from .acceptance import Round
 from .batch import Batch, make_batch
 from .drafters.base import Drafter
 from .drafters.hybrid import HybridDrafter
-from .drafters.lookup import Lookup, LookupDrafter
+from .drafters.lookup import Index, Lookup, LookupDrafter
 from .drafters.pool import Pool
 from .parity import with_hidden
 from .sampling import Sampling, process
@@ -92,7 +92,7 @@ def replay(
 
 def reader(record: Record, lookup: Lookup, pool: Pool | None = None) -> Find:
     """Looks up in the record as it is read, at rising places."""
-    index, text = lookup.index(pool), record.prompt + record.tokens
+    index, text = Index(lookup, pool), record.prompt + record.tokens
 
     def find(at: int, k: int) -> list[int]:
         index.extend(text[len(index.tokens) : len(record.prompt) + at + 1])

@@ -27,39 +27,40 @@ from .replay import Find, Record, replay
 
 SHORTEST, LONGEST = (4, 3, 2, 1), (6, 5, 4, 3, 2)
 RULES = tuple(Lookup(low, high) for low in SHORTEST for high in LONGEST if high >= low)
-SUFFIX_LONGEST, POOL_SHORTEST = (16, 8, 4), (6, 4, 3, 2, 1)
-LENGTHS = (4, 6, 8, 12, 16, 24, 32, 48)  # draft tokens of a match, up to the most that are allowed
+SUFFIX_LONGEST, POOL_SHORTEST = (16, 4), (4, 3, 2, 1)
+LENGTHS, PER_MATCH = (8, 16, 32), (1.0, 1.5, 2.0, None)  # of a match's draft, up to the most that is allowed
 
 
 class Matches:
-    """What a suffix lookup finds in a text itself and in the pool at every place, whatever its rule: up to k tokens."""
+    """What is found in a text itself and in the pool at every place, for whatever rule of a kind: up to k tokens."""
 
     def __init__(self, record: Record, pool: Pool | None, k: int) -> None:
         self.record, self.pool, self.k = record, pool, k
-        self._tables: dict[int, list[tuple[Match, Match]]] = {}  # by the longest match
+        self._tables: dict[tuple[LookupKind, int], list[tuple[Match, Match]]] = {}  # by the longest match
 
     def find(self, rule: Lookup) -> Find:
         """Where `replay` gets the drafts of `rule`, for at most k tokens."""
-        if rule.max_match not in self._tables:
-            self._tables[rule.max_match] = self._table(rule.max_match)
-        table = self._tables[rule.max_match]
-        return lambda at, k: rule.chosen(*table[at])[:k]
+        key = rule.kind, rule.max_match
+        if key not in self._tables:
+            self._tables[key] = self._table(replace(rule, min_match=1))
+        table = self._tables[key]
+        return lambda at, k: rule.draft(*table[at])[:k]
 
-    def _table(self, longest: int) -> list[tuple[Match, Match]]:
-        automaton, table = SuffixAutomaton(), list[tuple[Match, Match]]()
-        automaton.extend(self.record.prompt)
+    def _table(self, rule: Lookup) -> list[tuple[Match, Match]]:
+        text, table, longest = rule.text(), list[tuple[Match, Match]](), rule.max_match
+        pool = self.pool if rule.kind is LookupKind.suffix else None
+        text.extend(self.record.prompt)
         for token in self.record.tokens:
-            automaton.extend([token])
-            tail = automaton.tokens[-longest:]
-            pooled = NONE if self.pool is None else self.pool.match(tail, self.k)
-            table.append((automaton.match(longest, self.k), pooled))
+            text.extend([token])
+            pooled = NONE if pool is None else pool.match(text.tokens[-longest:], self.k)
+            table.append((text.match(longest, self.k), pooled))
         return table
 
 
 @dataclass(frozen=True)
 class Text:
     """A plain greedy answer to a choosing prompt. chances: of the trained drafter behind the lookup (see
-    replay.chain_chances), None for lookup alone; matches: of a suffix lookup, None for prompt lookup."""
+    replay.chain_chances), None for lookup alone; matches: if many rules are to be replayed on it."""
 
     category: str
     record: Record
@@ -112,13 +113,13 @@ def rules_like(rule: Lookup, k: int) -> list[Lookup]:
     """The rules of its kind, with drafts of k tokens up to what it allows, and with or without the pool if it has one:
     shorter drafts first, then without the pool, then longer matches.
     """
-    if rule.kind == LookupKind.ngram:
-        matches: Iterable[Lookup] = RULES
-    else:
+    matches: Iterable[Lookup] = RULES
+    if rule.kind is LookupKind.suffix:
         pools = (None, *POOL_SHORTEST) if rule.pool_match is not None else (None,)
         tried = product(pools, SHORTEST, SUFFIX_LONGEST)
-        matches = [Lookup(low, high, None, rule.kind, p) for p, low, high in tried if (p or 0) <= high]
-    return [replace(match, tokens=length) for length in lengths_like(rule.tokens, k) for match in matches]
+        matches = [Lookup(low, high, kind=rule.kind, pool_match=pool) for pool, low, high in tried]
+    lengths = product(lengths_like(rule.tokens, k), PER_MATCH)
+    return [replace(match, tokens=n, per_match=each) for n, each in lengths for match in matches]
 
 
 def lengths_like(longest: int | None, k: int) -> list[int | None]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conf.errors import UserError
-from conf.schema import DrafterConfig, LookupKind
+from conf.schema import DrafterConfig
 from data.store import Store
 from inference.costs import Costs, measure_costs
 from inference.decode import Result
@@ -64,7 +64,9 @@ def tuned(
     best = best_rule(texts, k, rules_like(rule, k), costs)
     found, before = forecast(texts, k, best, costs), forecast(texts, k, rule, costs)
     same = forecast(texts, k, replace(best, tokens=None), costs)
-    keys: dict[str, Any] = {"min_match": best.min_match, "max_match": best.max_match}
+    keys: dict[str, Any] = {
+        "min_match": best.min_match, "max_match": best.max_match, "lookup_per_match": best.per_match,
+    }  # fmt: skip
     if best.tokens is not None:
         keys["lookup_tokens"] = best.tokens
     if cfg.wants_pool:
@@ -96,6 +98,5 @@ def _text(drafter: Drafter, target: Target, result: Result, rule: Lookup, k: int
     record = record_of(result)
     drafts = drafter.num_steps > 0 and len(record.tokens) > 1
     chances = chain_chances(drafter, target, record, k, Sampling()) if drafts else None
-    suffix = rule.kind == LookupKind.suffix
-    matches = Matches(record, drafter.pool, max(k, rule.tokens or k)) if suffix else None
+    matches = Matches(record, drafter.pool, max(k, rule.tokens or k))
     return Text(str(result.request.meta), record, chances, matches)

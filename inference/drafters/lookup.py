@@ -4,7 +4,6 @@ the request and a pool of earlier outputs (suffix). Alone, or in front of a trai
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -17,72 +16,63 @@ from .ngram import NgramIndex
 from .pool import Pool
 
 
-class Index(Protocol):
-    """Where one text's matches come from."""
-
-    tokens: list[int]
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-
-    def lookup(self, k: int) -> list[int]:
-        """Up to k draft tokens; [] without a match."""
-
-
 @dataclass(frozen=True)
 class Lookup:
-    """The rule: the shortest and the longest suffix that is looked up, and how long a match's draft is."""
+    """The rule: the shortest and the longest suffix that is looked up, and how long a match's draft is at most."""
 
     min_match: int
     max_match: int
     tokens: int | None = None  # draft tokens of a match; None: as many as the drafter behind it, or asked for, has
     kind: LookupKind = LookupKind.ngram
     pool_match: int | None = None  # shortest suffix that is looked up in the pool; None: not looked up there
+    per_match: float | None = None  # draft tokens for each token that matched (SuffixDecoding's α); None: no such limit
 
     @classmethod
     def of(cls, cfg: DrafterConfig) -> "Lookup":
         """The rule of a configuration."""
         tokens = None if isinstance(cfg, LookupConfig) else cfg.lookup_tokens
         pool_match = cfg.pool_match if cfg.wants_pool else None
-        return cls(cfg.min_match, cfg.max_match, tokens, cfg.lookup_kind, pool_match)
+        kind = LookupKind(cfg.lookup_kind)
+        return cls(cfg.min_match, cfg.max_match, tokens, kind, pool_match, cfg.lookup_per_match)
 
     @property
     def name(self) -> str:
         """What stands in front of a trained drafter's kind."""
-        return "lookup" if self.kind == LookupKind.ngram else self.kind.value
+        return "lookup" if self.kind is LookupKind.ngram else self.kind.value
 
-    def index(self, pool: Pool | None = None) -> Index:
-        """A new index of an empty text."""
-        if self.kind == LookupKind.suffix:
-            return SuffixIndex(self, pool)
-        return NgramIndex(self.min_match, self.max_match)
+    def text(self) -> NgramIndex | SuffixAutomaton:
+        """A text to look into, empty."""
+        return NgramIndex(self.min_match, self.max_match) if self.kind is LookupKind.ngram else SuffixAutomaton()
 
-    def chosen(self, own: Match, pooled: Match) -> list[int]:
-        """The longer match of those that are long enough; the request's own among equals."""
-        own = own if own.length >= self.min_match else NONE
-        if self.pool_match is None or pooled.length < max(self.pool_match, own.length + 1):
-            return own.tokens
-        return pooled.tokens
+    def draft(self, own: Match, pooled: Match) -> list[int]:
+        """Of the longer match of those that are long enough; the request's own among equals."""
+        best = own if own.length >= self.min_match else NONE
+        if self.pool_match is not None and pooled.length >= max(self.pool_match, best.length + 1):
+            best = pooled
+        return best.tokens if self.per_match is None else best.tokens[: int(self.per_match * best.length)]
 
 
-class SuffixIndex:
-    """The text's automaton, and the pool."""
+class Index:
+    """One text, and the pool, to draft from."""
 
-    def __init__(self, rule: Lookup, pool: Pool | None) -> None:
-        self.rule, self.pool = rule, pool
-        self.automaton = SuffixAutomaton()
-        self.tokens = self.automaton.tokens
+    def __init__(self, rule: Lookup, pool: Pool | None = None) -> None:
+        self.rule, self.pool, self.text = rule, pool, rule.text()
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text."""
+        return self.text.tokens
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
-        self.automaton.extend(tokens)
+        self.text.extend(tokens)
 
     def lookup(self, k: int) -> list[int]:
-        """Up to k tokens, of the text or of the pool."""
-        own, pooled = self.automaton.match(self.rule.max_match, k), NONE
+        """Up to k draft tokens; [] without a match."""
+        own, pooled = self.text.match(self.rule.max_match, k), NONE
         if self.pool is not None and self.rule.pool_match is not None:
             pooled = self.pool.match(self.tokens[-self.rule.max_match :], k, self.rule.pool_match)
-        return self.rule.chosen(own, pooled)
+        return self.rule.draft(own, pooled)
 
 
 class Indexes:
@@ -90,12 +80,12 @@ class Indexes:
 
     def __init__(self, batch: int, rule: Lookup, pool: Pool | None) -> None:
         self.rule, self.pool = rule, pool
-        self.rows = [rule.index(pool) for _ in range(batch)]
+        self.rows = [Index(rule, pool) for _ in range(batch)]
 
     def reset(self, rows: Sequence[int]) -> None:
         """Forget rows."""
         for row in rows:
-            self.rows[row] = self.rule.index(self.pool)
+            self.rows[row] = Index(self.rule, self.pool)
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep rows."""

@@ -5,6 +5,8 @@ Saxena 2023 (prompt lookup decoding); LLMA (Yang et al., arXiv:2304.04487).
 
 from collections.abc import Sequence
 
+from .automaton import NONE, Match
+
 
 class NgramIndex:
     """Incremental index of one text: where each n-gram of min..max tokens last ended with a token after it."""
@@ -23,21 +25,21 @@ class NgramIndex:
                     self._ends[tuple(self.tokens[end - n :])] = end
             self.tokens.append(token)
 
-    def lookup(self, k: int) -> list[int]:
-        """Up to k tokens that followed the latest earlier occurrence of the longest matching suffix; [] if none.
+    def match(self, longest: int, k: int) -> Match:
+        """The longest suffix of at most `longest` tokens that occurred before, and k tokens after its latest occurrence.
 
         A copy that reaches the end of the text goes on with what it copied itself (periodic text).
         """
         for n in self.sizes:
-            end = self._ends.get(tuple(self.tokens[-n:])) if n <= len(self.tokens) else None
+            end = self._ends.get(tuple(self.tokens[-n:])) if n <= min(longest, len(self.tokens)) else None
             if end is not None:
                 period = len(self.tokens) - end
-                return [self.tokens[end + i % period] for i in range(k)]
-        return []
+                return Match(n, [self.tokens[end + i % period] for i in range(k)])
+        return NONE
 
 
 def lookup(tokens: Sequence[int], min_match: int, max_match: int, k: int) -> list[int]:
     """One look-up in a text: up to k tokens, [] when no suffix of min_match..max_match tokens occurs earlier."""
     index = NgramIndex(min_match, max_match)
     index.extend(tokens)
-    return index.lookup(k)
+    return index.match(max_match, k).tokens

@@ -151,6 +151,7 @@ WRONG = {
     "drafter.inner_size=-1": "drafter.inner_size = -1 is not allowed; allowed: 0 (a multiple of the target's) or more",
     "drafter.dtype=int8": "drafter.dtype = 'int8' is not allowed; allowed: float32, float64, bfloat16, float16",
     "drafter.lookup_tokens=0": "drafter.lookup_tokens = 0 is not allowed; allowed: null or 1 to 64",
+    "drafter.lookup_per_match=0.5": "drafter.lookup_per_match = 0.5 is not allowed; allowed: null or 1 and more",
     "drafter.lookup_kind=tree": "drafter.lookup_kind = 'tree' is not allowed; allowed: ngram, suffix",
     "drafter.pool_tokens=-1": "drafter.pool_tokens = -1 is not allowed; allowed: 0 (no pool) or more",
     "drafter.pool_match=33": "drafter.pool_match = 33 is not allowed; allowed: null or 1 to drafter.max_match = ",

@@ -13,7 +13,7 @@ from conf.errors import UserError
 from conf.schema import BlockConfig, LookupKind, NgramConfig, SuffixConfig
 from inference.drafters.automaton import COUNTED, NONE, Match, SuffixAutomaton
 from inference.drafters.base import Context
-from inference.drafters.lookup import Indexes, Lookup, LookupDrafter, SuffixIndex
+from inference.drafters.lookup import Index, Indexes, Lookup, LookupDrafter
 from inference.drafters.pool import DEPTH, END, Pool, suffix_order
 
 FEW = st.integers(0, 2)
@@ -142,17 +142,24 @@ CHOICES = [
 
 @pytest.mark.parametrize("own, pooled, expected", CHOICES)
 def test_the_longer_match_of_those_that_are_long_enough(own: Match, pooled: Match, expected: list[int]) -> None:
-    assert Lookup(2, 8, kind=SUFFIX, pool_match=3).chosen(own, pooled) == expected
-    assert Lookup(2, 8, kind=SUFFIX).chosen(own, pooled) == (own.tokens if own.length >= 2 else [])
+    assert Lookup(2, 8, kind=SUFFIX, pool_match=3).draft(own, pooled) == expected
+    assert Lookup(2, 8, kind=SUFFIX).draft(own, pooled) == (own.tokens if own.length >= 2 else [])
+
+
+def test_a_draft_grows_with_its_match() -> None:
+    rule, tokens = Lookup(1, 8, kind=SUFFIX, pool_match=1, per_match=1.5), [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [len(rule.draft(Match(n, tokens), NONE)) for n in range(5)] == [0, 1, 3, 4, 6]
+    assert rule.draft(Match(2, [9, 9]), Match(4, tokens)) == tokens[:6]
+    assert Lookup(1, 8).draft(Match(1, tokens), NONE) == tokens
 
 
 def test_a_suffix_index_looks_into_the_text_and_the_pool() -> None:
     rule, pool = Lookup(2, 4, kind=SUFFIX, pool_match=2), Pool.of([[7, 8, 9, 1, 1], [2, 3, 6, 6]])
     found = []
     for text in ([7, 8], [2, 3, 4, 2, 3], [9, 2, 3, 4, 9, 2, 3], [7, 8, 9, 5, 8, 9], [4, 4]):
-        index = rule.index(pool)
-        assert isinstance(index, SuffixIndex)
+        index = Index(rule, pool)
         index.extend(text)
+        assert index.tokens == text
         found.append(index.lookup(2))
     assert found == [[9, 1], [4, 2], [4, 9], [5, 8], []]
 
@@ -168,7 +175,7 @@ def test_every_row_has_a_draft_as_long_as_the_rule_and_the_room_allow() -> None:
 
 def test_the_rule_of_a_configuration() -> None:
     assert Lookup.of(NgramConfig(min_match=1, max_match=3)) == Lookup(1, 3)
-    assert Lookup.of(SuffixConfig(pool_match=4)) == Lookup(2, 16, None, SUFFIX, 4)
+    assert Lookup.of(SuffixConfig(pool_match=4)) == Lookup(1, 16, None, SUFFIX, 4, 1.5)
     assert Lookup.of(SuffixConfig(pool_tokens=0)).pool_match is None
     hybrid = BlockConfig(lookup=True, lookup_kind=SUFFIX, lookup_tokens=6)
     assert Lookup.of(hybrid) == Lookup(2, 4, 6, SUFFIX, 3)

@@ -42,7 +42,7 @@ def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, 
         "hybrid": HybridDrafter(hydra, Lookup(1, 3)),
         "hybrid-lm": HybridDrafter(lm, Lookup(2, 3)),
         "hybrid-long": HybridDrafter(hydra, Lookup(1, 3, tokens=6)),
-        "hybrid-suffix": HybridDrafter(lm, replace(SUFFIX, tokens=5), POOL),
+        "hybrid-suffix": HybridDrafter(lm, replace(SUFFIX, tokens=5, per_match=1.5), POOL),
         "exit": build(EarlyExitConfig(exit_layer=1, layers=[-1], draft_vocab_size=0), target),
     }
 

@@ -28,7 +28,7 @@ from inference.tuning import (
     tune,
 )
 
-SUFFIX = Lookup(1, 8, tokens=5, kind=LookupKind.suffix, pool_match=1)
+SUFFIX = Lookup(1, 8, 5, LookupKind.suffix, pool_match=1, per_match=1.5)
 PERIODIC = Record([1, 2, 3, 4] * 3, [1, 2, 3, 4] * 4, torch.zeros(16, 4), 16)
 HOPELESS = Record([1, 2, 3], [4, 5, 6, 7], torch.zeros(4, 4), 4)
 
@@ -85,14 +85,14 @@ def test_what_the_drafter_costs_speaks_for_the_lookup() -> None:
 
 
 def test_the_rules_that_are_tried_are_of_the_kind_and_within_its_bounds() -> None:
-    assert lengths_like(None, 4) == [None] and lengths_like(8, 3) == [3, 4, 6, 8]
-    assert lengths_like(20, 8) == [8, 12, 16, 20] and lengths_like(2, 4) == [2]
-    assert rules_like(Lookup(2, 4), 3) == list(RULES)
-    assert {r.tokens for r in rules_like(Lookup(2, 4, tokens=8), 3)} == {3, 4, 6, 8}
+    assert lengths_like(None, 4) == [None] and lengths_like(8, 3) == [3, 8]
+    assert lengths_like(20, 4) == [4, 8, 16, 20] and lengths_like(2, 4) == [2]
+    assert set(RULES) < set(rules_like(Lookup(2, 4), 3)) and len(rules_like(Lookup(2, 4), 3)) == 4 * len(RULES)
+    assert {r.tokens for r in rules_like(Lookup(2, 4, tokens=8), 3)} == {3, 8}
     alone = rules_like(Lookup(2, 16, kind=LookupKind.suffix), 8)
     pooled = rules_like(Lookup(2, 16, kind=LookupKind.suffix, pool_match=3), 8)
     assert {r.kind for r in alone + pooled} == {LookupKind.suffix} and set(alone) < set(pooled)
-    assert {r.pool_match for r in pooled} == {None, 1, 2, 3, 4, 6}
+    assert {r.pool_match for r in pooled} == {None, 1, 2, 3, 4}
     assert all(r.pool_match is None or r.pool_match <= r.max_match for r in pooled)
 
 
@@ -109,8 +109,11 @@ def test_the_pool_is_used_where_it_pays() -> None:
     assert best_rule([text(wrong)], 4, rules, costly).pool_match is None
 
 
-@pytest.mark.parametrize("rule", [Lookup(1, 2), Lookup(2, 4), Lookup(1, 3, tokens=6), SUFFIX])
-def test_the_figure_is_that_of_decoding(target: Target, hydra: HydraDrafter, rule: Lookup) -> None:
+LIVE = [(Lookup(1, 2), False), (Lookup(2, 4), True), (Lookup(1, 3, tokens=6, per_match=2.0), True), (SUFFIX, True)]
+
+
+@pytest.mark.parametrize("rule, memory", LIVE)
+def test_the_figure_is_that_of_decoding(target: Target, hydra: HydraDrafter, rule: Lookup, memory: bool) -> None:
     prompts = [[3, 9, 4, 11, 9, 4], [21, 7, 30], [5, 6, 5, 6, 5, 6], [17, 18, 19, 20, 17, 18]]
     requests = [Request(p, max_new_tokens=30) for p in prompts]
     results = Decoder(target, None, keep_hidden=True, batch=4).generate(requests)
@@ -121,7 +124,7 @@ def test_the_figure_is_that_of_decoding(target: Target, hydra: HydraDrafter, rul
     pool = Pool.of([r.tokens[5:] for r in results[::2]])
 
     def text(record: Record, drafts: Tensor | None = None) -> Text:
-        return Text("a", record, drafts, Matches(record, pool, 6) if rule.kind == LookupKind.suffix else None)
+        return Text("a", record, drafts, Matches(record, pool, 6) if memory else None)
 
     records = [record_of(r) for r in results]
     for drafter, texts in (
