@@ -1,13 +1,13 @@
 """The target and the kinds of drafters. `__post_init__` refuses nonsense with the key's full path."""
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
 from omegaconf import MISSING
 
 from .errors import require
+from .lookups import LookupKind, LookupSettings
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
@@ -30,54 +30,23 @@ class TargetConfig:
         require(self.kernel in ("auto", "on", "off"), "target.kernel", self.kernel, "auto, on, off")
 
 
-class LookupKind(StrEnum):
-    """ngram: the latest earlier occurrence in the request; suffix: the most frequent continuation, of the longest
-    suffix that the request holds or a pool of earlier outputs."""
-
-    ngram = "ngram"
-    suffix = "suffix"
-
-
 @dataclass
-class DrafterConfig:
-    """Base of all drafter kinds. `lookup` puts a lookup in front of it (the hybrid drafter)."""
+class DrafterConfig(LookupSettings):
+    """Base of all drafter kinds."""
 
     kind: str = MISSING
     num_spec_tokens: int = 3
     folder: str | None = None  # evaluate or continue an existing drafter folder
     warm_start: str | None = None  # train from the weights and the vocabulary of an earlier drafter's folder
     dtype: str = "float32"
-    lookup: bool = False
-    lookup_kind: LookupKind = LookupKind.ngram
-    lookup_tokens: int | None = 8  # draft tokens of a match in front of a trained drafter; null: num_spec_tokens
-    lookup_per_match: float | None = None  # draft tokens for each token that matched, at most; null: no such limit
-    max_match: int = 4  # longest and shortest suffix that is looked up
-    min_match: int = 2
-    pool_tokens: int = 500_000  # lookup_kind=suffix: the most that are taken from the store's responses; 0: no pool
-    pool_match: int | None = 3  # shortest suffix that is looked up in the pool; null: no pool
-    tune_lookup: bool = True  # choose the matches, the draft tokens up to lookup_tokens and whether the pool is used
-    # anew when training ends: for speed, on the choosing prompts
-    verify_costs: list[float] = field(default_factory=list)  # of rounds that verify 0, 1, ... tokens, in plain rounds
-    draft_cost: float | None = None  # of the trained drafter in a round, beyond that; both are measured if not given
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         own = type(self).kind
         require(self.kind == own, "drafter.kind", self.kind, f"{own}; choose a kind with drafter=<kind>")
         require(1 <= self.num_spec_tokens <= 64, "drafter.num_spec_tokens", self.num_spec_tokens, "1 to 64")
         require(self.dtype in DTYPES, "drafter.dtype", self.dtype, ", ".join(DTYPES))
-        require(1 <= self.min_match <= 32, "drafter.min_match", self.min_match, "1 to 32")
-        require(self.min_match <= self.max_match <= 32, "drafter.max_match", self.max_match, "min_match to 32")
-        length = self.lookup_tokens
-        require(length is None or 1 <= length <= 64, "drafter.lookup_tokens", length, "null or 1 to 64")
-        each = self.lookup_per_match
-        require(each is None or each >= 1, "drafter.lookup_per_match", each, "null or 1 and more")
-        require(self.pool_tokens >= 0, "drafter.pool_tokens", self.pool_tokens, "0 (no pool) or more")
-        shortest, longest = self.pool_match, self.max_match if self.wants_pool else 32
-        fits = shortest is None or 1 <= shortest <= longest
-        require(fits, "drafter.pool_match", shortest, f"null or 1 to drafter.max_match = {longest}")
-        costs = self.verify_costs
-        require(all(c > 0 for c in costs), "drafter.verify_costs", costs, "[] (measured), or numbers above 0")
         require(self.draft_vocab_size >= 0, "drafter.draft_vocab_size", self.draft_vocab_size, "0 (full) or more")
         alone = self.warm_start is None or (self.folder is None and not isinstance(self, LookupConfig))
         require(alone, "drafter.warm_start", self.warm_start, "null beside drafter.folder and for prompt lookups")
@@ -87,13 +56,6 @@ class DrafterConfig:
         """Whether anything of it is trained."""
         return True
 
-    @property
-    def wants_pool(self) -> bool:
-        """Whether earlier outputs are looked up too."""
-        looks_up = self.lookup or isinstance(self, LookupConfig)
-        asked = self.lookup_kind == LookupKind.suffix and self.pool_match is not None
-        return looks_up and asked and self.pool_tokens > 0
-
 
 @dataclass
 class LookupConfig(DrafterConfig):
@@ -101,13 +63,18 @@ class LookupConfig(DrafterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        only = f"{self.kind}; choose it with drafter={self.lookup_kind}"
+        only = f"{self.kind}; choose the other with drafter={self.lookup_kind}"
         require(self.lookup_kind == self.kind, "drafter.lookup_kind", str(self.lookup_kind), only)
 
     @property
     def trains(self) -> bool:
         """Nothing is."""
         return False
+
+    @property
+    def looks_up(self) -> bool:
+        """It does nothing else."""
+        return True
 
 
 @dataclass

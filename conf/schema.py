@@ -8,6 +8,7 @@ from omegaconf import MISSING
 
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
+from .lookups import LookupKind, LookupSettings
 from .models import (
     BlockConfig,
     DrafterConfig,
@@ -15,7 +16,6 @@ from .models import (
     HydraConfig,
     LmConfig,
     LookupConfig,
-    LookupKind,
     MedusaConfig,
     NgramConfig,
     SuffixConfig,
@@ -50,6 +50,7 @@ __all__ = [
     "LmConfig",
     "LookupConfig",
     "LookupKind",
+    "LookupSettings",
     "MedusaConfig",
     "NgramConfig",
     "Normalise",

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import models, prompts, schema, training
+from conf import lookups, models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
 from conf.errors import ConfigError
 
@@ -154,7 +154,7 @@ WRONG = {
     "drafter.lookup_per_match=0.5": "drafter.lookup_per_match = 0.5 is not allowed; allowed: null or 1 and more",
     "drafter.lookup_kind=tree": "drafter.lookup_kind = 'tree' is not allowed; allowed: ngram, suffix",
     "drafter.pool_tokens=-1": "drafter.pool_tokens = -1 is not allowed; allowed: 0 (no pool) or more",
-    "drafter.pool_match=33": "drafter.pool_match = 33 is not allowed; allowed: null or 1 to drafter.max_match = ",
+    "drafter.pool_match=33": "drafter.pool_match = 33 is not allowed; allowed: null or 1 to 32, the longest",
     "drafter.verify_costs=[0]": "drafter.verify_costs = [0.0] is not allowed; allowed: [] (measured), or numbers",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target=": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
@@ -218,7 +218,7 @@ def test_sizes(text: str, expected: int) -> None:
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
-    for module in (models, prompts, training):
+    for module in (lookups, models, prompts, training):
         own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
         assert own - {"HeadsConfig"} <= set(schema.__all__), module
         assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))
