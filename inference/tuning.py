@@ -20,7 +20,7 @@ from conf.schema import LookupKind
 from .acceptance import Counts, Round
 from .costs import Costs
 from .decode import Result
-from .drafters.automaton import NONE, Match, SuffixAutomaton
+from .drafters.automaton import NONE, Match
 from .drafters.lookup import Lookup
 from .drafters.pool import Pool
 from .replay import Find, Record, replay

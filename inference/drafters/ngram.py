@@ -26,7 +26,7 @@ class NgramIndex:
             self.tokens.append(token)
 
     def match(self, longest: int, k: int) -> Match:
-        """The longest suffix of at most `longest` tokens that occurred before, and k tokens after its latest occurrence.
+        """The longest suffix of at most `longest` tokens that occurred before, and the k tokens after its latest place.
 
         A copy that reaches the end of the text goes on with what it copied itself (periodic text).
         """
