@@ -18,6 +18,7 @@ from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
+from data.subset import limited
 from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
@@ -120,6 +121,9 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
         "steps": state.step,
         "positions": state.positions,
         "positions_per_s": state.positions / state.step_seconds,
+        "tokens": state.tokens,
+        "tokens_per_s": state.tokens / state.step_seconds,
+        "parameters": sum(p.numel() for p in trainer.drafter.parameters() if p.requires_grad),
         "untrained_tau": untrained,
         "best": best,
         "lookup": lookup,
@@ -158,7 +162,8 @@ def provenance(trainer: Trainer) -> dict[str, Any]:
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
     folder = Path(cfg.data.store) if cfg.data.store else path / "store"
-    return Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+    store = Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+    return limited(store, cfg.data.use_tokens)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
