@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from .comparing import CompareSettings, CurveSettings
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .models import (
@@ -27,6 +28,7 @@ from .training import (
     OptimConfig,
     PositionWeights,
     TrackingConfig,
+    parse_seconds,
 )
 
 __all__ = [
@@ -34,6 +36,10 @@ __all__ = [
     "BenchConfig",
     "BlockConfig",
     "CheckpointConfig",
+    "CompareConfig",
+    "CompareSettings",
+    "CurveConfig",
+    "CurveSettings",
     "DataConfig",
     "DataMode",
     "DrafterConfig",
@@ -59,6 +65,7 @@ __all__ = [
     "TargetConfig",
     "TrackingConfig",
     "parse_bytes",
+    "parse_seconds",
 ]
 
 
@@ -154,3 +161,17 @@ class PublishConfig(RunConfig):
         super().__post_init__()
         named = self.repo_id is None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id) is not None
         require(named, "repo_id", self.repo_id, "owner/name")
+
+
+@dataclass
+class CompareConfig(RunConfig):
+    """`make bench-drafters`: kinds of drafters trained on one store for the same time, in one table."""
+
+    compare: CompareSettings = field(default_factory=CompareSettings)
+
+
+@dataclass
+class CurveConfig(RunConfig):
+    """`make bench-curve`: acceptance against response tokens and against training time."""
+
+    curve: CurveSettings = field(default_factory=CurveSettings)
