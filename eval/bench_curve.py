@@ -1,7 +1,7 @@
 """`make bench-curve`: one drafter trained on parts of a store, and for shorter times, and what follows from it."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -55,16 +55,16 @@ def curve_jobs(cfg: CurveConfig, plan: Plan) -> list[Job]:
     """A job for each number of tokens, then for each shorter time on all of them, with every seed."""
     asked = [(f"{n}-tokens", n, cfg.curve.train_time) for n in cfg.curve.tokens]
     asked += [(f"{time}-of-all", cfg.curve.tokens[-1], time) for time in cfg.curve.times]
-    return [
-        _job(plan, name, tokens, time, seed) for name, tokens, time in asked for seed in cfg.curve.seeds
-    ]  # fmt: skip
+    return [job for name, tokens, time in asked for job in _jobs(cfg, plan, name, tokens, time)]
 
 
-def _job(plan: Plan, name: str, tokens: int, time: str, seed: int) -> Job:
+def _jobs(cfg: CurveConfig, plan: Plan, name: str, tokens: int, time: str) -> Iterator[Job]:
+    """One for each seed."""
     overrides = plan.overrides([], f"data.use_tokens={tokens}", f"optim.max_time={time}")
     settings = load("train", overrides)
-    labels = {"kind": name, "objective": settings.objective.kind.value, "seed": seed}
-    return plan.job(f"{name}-s{seed}", labels, overrides, seed)
+    for seed in cfg.curve.seeds:
+        labels = {"kind": name, "objective": settings.objective.kind.value, "seed": seed}
+        yield plan.job(f"{name}-s{seed}", labels, overrides, settings, seed)
 
 
 def curve_of(cfg: CurveConfig, rows: Sequence[Row]) -> dict[str, Any]:

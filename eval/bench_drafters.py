@@ -1,7 +1,7 @@
 """`make bench-drafters`: every kind of drafter trained on one store for the same time, measured on the same prompts."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -49,20 +49,20 @@ def drafter_jobs(cfg: CompareConfig, plan: Plan) -> list[Job]:
     asked += [(kind, objective) for kind in cfg.compare.objective_kinds for objective in cfg.compare.objectives]
     jobs: dict[str, Job] = {}
     for kind, objective in asked:
-        for seed in cfg.compare.seeds:
-            job = _job(cfg, plan, kind, objective, seed)
+        for job in _jobs(cfg, plan, kind, objective):
             jobs.setdefault(job.folder.name, job)
     return list(jobs.values())
 
 
-def _job(cfg: CompareConfig, plan: Plan, kind: str, objective: ObjectiveKind | None, seed: int) -> Job:
+def _jobs(cfg: CompareConfig, plan: Plan, kind: str, objective: ObjectiveKind | None) -> Iterator[Job]:
+    """One for each seed."""
     chosen = [f"objective={objective.value}"] if objective else []
     overrides = plan.overrides([kind], *chosen, f"optim.max_time={cfg.compare.train_time}")
     settings = load("train", overrides)
     trained = settings.objective.kind.value if settings.drafter.trains else None
-    seed = seed if trained else cfg.compare.seeds[0]
-    name = "-".join([kind, *([trained] if trained else []), f"s{seed}"])
-    return plan.job(name, {"kind": kind, "objective": trained, "seed": seed}, overrides, seed)
+    for seed in cfg.compare.seeds if trained else cfg.compare.seeds[:1]:
+        name = "-".join([kind, *([trained] if trained else []), f"s{seed}"])
+        yield plan.job(name, {"kind": kind, "objective": trained, "seed": seed}, overrides, settings, seed)
 
 
 def compared(cfg: CompareConfig, outcomes: Sequence[Outcome], store: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@ each objective gains."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -196,8 +197,8 @@ def _gain(row: Row, base: Row, name: str, draws: int, seed: int) -> dict[str, An
     out: dict[str, Any] = {"kind": row.kind, "objective": row.objective, "over": base.objective}
     for temperature in TEMPERATURES:
         measures: dict[str, Callable[[Row], Runs]] = {
-            "tau": lambda r, at=temperature: r.rounds(name, at),
-            "first_acceptance": lambda r, at=temperature: position_runs(r, name, at, 0),
+            "tau": partial(Row.rounds, name=name, temperature=temperature),
+            "first_acceptance": partial(position_runs, name=name, temperature=temperature, position=0),
         }
         for what, of in measures.items():
             key = f"{what}_{temperature_name(temperature)}_gain"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.cli import INTERRUPTED
-from conf.compose import load, quoted
+from conf.compose import quoted
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import require
 from conf.paths import read_json, run_dir, write_json
@@ -109,12 +109,13 @@ class Plan:
             f"data.store={quoted(str(self.store))}",
         ]  # fmt: skip
 
-    def job(self, name: str, labels: dict[str, Any], overrides: Sequence[str], seed: int) -> Job:
-        """A drafter that is trained with `seed`. Raises ConfigError for overrides that can't be composed."""
-        folder = self.folder / "drafters" / name
-        both = [*overrides, f"run_dir={quoted(str(folder))}", f"bench.texts={quoted(str(self.folder / 'texts.jsonl'))}"]
-        train = [*both, f"seed={seed}"]  # what is said later counts
-        return Job(labels, folder, train, [*both, f"seed={self.seed}"], load("train", train))
+    def job(self, name: str, labels: dict[str, Any], overrides: Sequence[str], cfg: RunConfig, seed: int) -> Job:
+        """A drafter that is trained with `seed`. cfg: what the overrides come to without the job's own."""
+        folder, texts = self.folder / "drafters" / name, self.folder / "texts.jsonl"
+        both = [*overrides, f"run_dir={quoted(str(folder))}", f"bench.texts={quoted(str(texts))}"]
+        own = replace(cfg, run_dir=str(folder), seed=seed, bench=replace(cfg.bench, texts=str(texts)))
+        # What is said later counts.
+        return Job(labels, folder, [*both, f"seed={seed}"], [*both, f"seed={self.seed}"], own)
 
     def collect(self, *more: str) -> None:
         """Fill the store, unless it is complete or the user's own. more: overrides for a store of this command's.

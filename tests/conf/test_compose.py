@@ -123,7 +123,7 @@ WRONG = {
     "optim.lr=[1": "override 'optim.lr=[1' can't be parsed",
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
-    "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
+    "experiment=nope": "experiment = 'nope' is not an option; allowed: block, domain, eagle3,",
     "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, early_exit, ",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",

@@ -147,7 +147,7 @@ def test_its_mean_is_alpha(target: Target, hydra: HydraDrafter) -> None:
     """Over texts of the law p the accepted share of drafted tokens is Σ min(p, q)."""
     sampling, kept, reached, alpha = Sampling(1.0), 0.0, 0.0, []
     decoder = Decoder(target, None, sampling=sampling, batch=200, seed=4, keep_hidden=True)
-    for result in decoder.run([Request(PROMPTS[0], max_new_tokens=12) for _ in range(600)]):
+    for result in decoder.run([Request(PROMPTS[0], max_new_tokens=12) for _ in range(200)]):
         record = as_record(result)
         if len(record.tokens) < 2:
             continue
@@ -158,8 +158,8 @@ def test_its_mean_is_alpha(target: Target, hydra: HydraDrafter) -> None:
             q = hydra.train_logits(record_batch(target, record))[0, :, 0].softmax(-1)
             p = target.head(record.hidden[1:]).softmax(-1)
         alpha += torch.minimum(p, q).sum(-1).tolist()
-    assert reached == len(alpha) > 2000
-    assert kept / reached == pytest.approx(sum(alpha) / len(alpha), abs=0.02)
+    assert reached == len(alpha) > 500
+    assert kept / reached == pytest.approx(sum(alpha) / len(alpha), abs=0.04)
 
 
 @pytest.mark.parametrize("kind", ["hydra", "lm"])
