@@ -17,7 +17,7 @@ from .schema import RunConfig
 
 STAGES = (("collect", "data"), ("train", "train"), ("evaluate", "eval"))
 # What makes a drafter general: all kinds of requests, whatever else was asked for.
-OF_ALL_KINDS = ("data.sources=[builtin,templated]", "data.categories=[]", "data.store=null", "bench.against=null")
+OF_ALL_KINDS = ("data.sources=[builtin,templated]", "data.categories=[]", "bench.against=null")
 
 
 def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
@@ -30,7 +30,8 @@ def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:
     record(cfg, path)
     started = time.perf_counter()
     if cfg.bench.against == GENERAL:
-        _run_stages(STAGES[:2], [*overrides, *OF_ALL_KINDS], path / GENERAL)
+        own = [] if cfg.data.categories else ["data.store=null"]  # a store with categories has other kinds too
+        _run_stages(STAGES[:2], [*overrides, *OF_ALL_KINDS, *own], path / GENERAL)
     _run_stages(STAGES, overrides, path)
     print(f"distilled in {time.perf_counter() - started:.0f} s; the report is {path / 'report.html'}")
     print(path / "report.json")

@@ -52,7 +52,7 @@ class DataConfig:
 
     mode: DataMode = DataMode.generate
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
-    categories: list[str] = field(default_factory=list)  # only the sources' prompts of these; []: of all
+    categories: list[str] = field(default_factory=list)  # only prompts, and rows of a store, of these; []: of all
     prompts: int = 1200  # prompts taken from the sources
     self_written: int = 0  # requests that the target writes itself
     response_tokens: int = 45000  # collection stops at this many response tokens

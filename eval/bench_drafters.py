@@ -22,6 +22,7 @@ from .jobs import Job, JobProgress, Outcome, Plan, run_jobs
 from .report import finite
 
 NAME = "bench_drafters.json"
+FEW_VALIDATIONS = "checkpoint.validations=2"  # each takes seconds that are not training's
 
 
 def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
@@ -29,7 +30,7 @@ def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
     last. Raises UserError when no drafter could be measured."""
     if any(override.startswith("drafter=") for override in overrides):
         raise ConfigError("drafter is not an option here: name kinds, as in compare.kinds=[hydra,eagle3]")
-    plan = Plan.of(cfg, overrides, "drafters", "compare")
+    plan = Plan.of(cfg, overrides, "drafters", "compare", FEW_VALIDATIONS)
     jobs = drafter_jobs(cfg, plan)
     record(cfg, plan.folder)
     plan.collect()

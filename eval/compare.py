@@ -61,6 +61,10 @@ class Row:
         """Emitted tokens and rounds by seed, at its own draft length."""
         return [pairs_of(one.texts, name, temperature, f"{OWN}{form}{one.k}") for one in self.seeds]
 
+    def at_length(self, name: str, temperature: float, k: int) -> Runs:
+        """The same at another draft length."""
+        return [pairs_of(one.texts, name, temperature, f"{OWN}{WHOLE}{k}") for one in self.seeds]
+
     def speeds(self, name: str) -> Runs:
         """Plain and speculative seconds a token by seed."""
         return [one.speeds.get(name, {}) for one in self.seeds]
@@ -113,6 +117,8 @@ def set_figures(row: Row, name: str, draws: int, seed: int) -> dict[str, Any]:
             runs = row.rounds(name, temperature, form) if has else []
             out |= {key: mean(runs), f"{key}_ci95": interval(draws_of(runs, draws, seed))}
             out[f"{key}_by_seed"] = [mean([run]) for run in runs]
+        lengths = range(1, _longest(row) + 1)
+        out[f"tau_{t}_by_length"] = [mean(row.at_length(name, temperature, k)) for k in lengths]
         positions = [position_runs(row, name, temperature, p) for p in range(_positions(row))]
         out[f"conditional_acceptance_{t}"] = [mean(runs) for runs in positions]
         out[f"conditional_acceptance_{t}_ci95"] = [interval(draws_of(runs, draws, seed)) for runs in positions]
@@ -134,6 +140,11 @@ def position_runs(row: Row, name: str, temperature: float, position: int) -> Run
 def _positions(row: Row) -> int:
     """Draft positions of the trained part."""
     return min((len(text.positions.get(OWN, [])) for one in row.seeds for text in one.texts), default=0)
+
+
+def _longest(row: Row) -> int:
+    """The longest draft that was replayed."""
+    return sum(who.startswith(f"{OWN}{WHOLE}") for who in row.seeds[0].texts[0].rounds) if row.seeds[0].texts else 0
 
 
 def _at(one: Measured, section: str, name: str) -> Mapping[str, Any]:

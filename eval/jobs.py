@@ -80,8 +80,9 @@ class Plan:
     seed: int
 
     @classmethod
-    def of(cls, cfg: RunConfig, overrides: Sequence[str], what: str, own: str) -> "Plan":
-        """what: the last part of the folder's default name; own: the group of keys that stages don't have.
+    def of(cls, cfg: RunConfig, overrides: Sequence[str], what: str, own: str, *first: str) -> "Plan":
+        """what: the last part of the folder's default name; own: the group of keys that stages don't have; first:
+        overrides beneath the user's.
 
         Raises ConfigError for an evaluation that says nothing about temperature 0 or about the written texts.
         """
@@ -93,7 +94,7 @@ class Plan:
         target = cfg.target.id.rstrip("/").split("/")[-1]
         folder = run_dir(replace(cfg, run_dir=cfg.run_dir or f"runs/{cfg.name}-{target}-{what}")).resolve()
         keys = [(override.partition("=")[0].lstrip("+"), override) for override in overrides]
-        shared = [o for key, o in keys if key != "experiment" and not key.startswith(f"{own}.")]
+        shared = [*first, *(o for key, o in keys if key != "experiment" and not key.startswith(f"{own}."))]
         if "bench" not in dict(keys):
             shared.append("bench=comparison")
         named = dict(keys).get("experiment", "").partition("=")[2].strip("[]").split(",")

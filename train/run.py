@@ -163,7 +163,7 @@ def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
     folder = Path(cfg.data.store) if cfg.data.store else path / "store"
     store = Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
-    return limited(store, cfg.data.use_tokens)
+    return limited(store, cfg.data.use_tokens, cfg.data.categories)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:

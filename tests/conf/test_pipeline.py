@@ -92,7 +92,10 @@ def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path:
     general, own = load("train", commands[1][3:]), load("train", commands[3][3:])
     assert (general.run_dir, own.run_dir) == (str(tmp_path / "general"), str(tmp_path))
     assert (general.data.categories, own.data.categories) == ([], ["math_reasoning"])
-    assert general.data.store is None and general.bench.against is None and own.bench.against == "general"
+    assert general.data.store == "/their/own" and general.bench.against is None and own.bench.against == "general"
+    Stage.codes, Stage.started, cfg.data.categories = [0] * 5, [], []
+    pipeline.distill(cfg, told)
+    assert load("train", Stage.started[1][0][3:]).data.store is None  # the user's own store holds one kind only
     own.data = general.data
     assert (general.drafter, general.optim, general.objective) == (own.drafter, own.optim, own.objective)
 

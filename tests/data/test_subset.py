@@ -13,10 +13,11 @@ from data.subset import limited
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """Sixty rows of 2 to 11 response tokens (390 in all) in shards of 25, one row of them left out by name."""
+    """Sixty rows of 2 to 11 response tokens (390 in all) in shards of 25, one row of them left out by name; every
+    third one is of category qa, the others of math."""
     store = Store.create(tmp_path / "store", {"features": "recompute"})
     rows = [
-        Row(f"k{i}", [i], [100 + i] * (2 + i % 10), "qa", "s", {}, "stop", "generate", 0, f"d{i}") for i in range(60)
+        Row(f"k{i}", [i], [100 + i] * (2 + i % 10), "math" if i % 3 else "qa", "s", {}, "stop", "generate", 0, f"d{i}") for i in range(60)
     ]
     for start in range(0, len(rows), 25):
         store.append(rows[start : start + 25], None)
@@ -48,5 +49,17 @@ def test_the_store_itself_stays_as_it_is(store: Store) -> None:
     assert store.num_response_tokens == 385 and store.excluded == {"k3": 5}
     assert limited(store, None) is store and limited(store, 400).num_response_tokens == 385
     assert (store.path / "manifest.json").read_bytes() == before
-    with pytest.raises(UserError, match=r"data.use_tokens = 500: .* holds 385 response tokens; collect more"):
+    with pytest.raises(UserError, match=r"data.use_tokens = 500: .* holds 385 response tokens to train on; collect more"):
         limited(store, 500)
+
+
+def test_a_part_of_one_category(store: Store) -> None:
+    part = limited(store, None, ["qa"])
+    assert set(keys(part)) == {f"k{i}" for i in range(0, 60, 3)} - {"k3"}
+    smaller = limited(store, 40, ["qa"])
+    assert 40 <= smaller.num_response_tokens < 51 and set(keys(smaller)) < set(keys(part))
+    assert limited(store, None, ["qa", "math"]).num_response_tokens == 385
+    with pytest.raises(UserError, match=r"has no row of category 'coding'; there are math, qa"):
+        limited(store, None, ["coding"])
+    with pytest.raises(UserError, match=r"data.use_tokens = 300"):
+        limited(store, 300, ["qa"])

@@ -72,7 +72,8 @@ def test_every_kind_is_a_row_and_one_that_fails_says_why(
     hydra, lookup = rows["hydra", "lk"], rows["ngram", None]
     assert hydra["params"] > 1000 and hydra["train_tokens_per_s"] > 0 and hydra["seeds"] == [0]
     assert (lookup["params"], lookup["train_tokens_per_s"], lookup["conditional_acceptance_t0"]) == (0, None, [])
-    assert len(hydra["conditional_acceptance_t1"]) == 4 and hydra["num_spec_tokens"] == 4
+    assert len(hydra["conditional_acceptance_t1"]) == 4 and hydra["num_spec_tokens"] == 2
+    assert len(hydra["tau_t0_by_length"]) == 4 and hydra["tau_t0_by_length"][1] == hydra["tau_t0"]
     for row in (hydra, lookup):
         for key in ("tau_t0", "tau_t1", "speedup"):
             assert row[f"{key}_ci95"][0] <= row[key] <= row[f"{key}_ci95"][1]
@@ -106,9 +107,9 @@ def test_a_comparison_without_any_figure_is_an_error(tmp_path: Path, monkeypatch
 def measured(seed: int, tau: float, alpha: float, speedup: float) -> Measured:
     """Six prompts of two categories; prompts differ, in the same way for everyone."""
     positions = {"": [(10.0, 10 * alpha)]}
+    rounds = [{"length-1": (10.0, 10.0), "length-2": (10.0, 10.0 / (tau + 0.1 * i))} for i in range(6)]
     texts = [
-        Replayed("builtin", t, "ab"[i % 2], f"{i}", {"length-2": (10.0, 10.0 / (tau + 0.1 * i))}, positions)
-        for t in (0.0, 1.0) for i in range(6)
+        Replayed("builtin", t, "ab"[i % 2], f"{i}", rounds[i], positions) for t in (0.0, 1.0) for i in range(6)
     ]  # fmt: skip
     speeds = {"builtin": {c: [(1.0 + 0.2 * i, (1.0 + 0.2 * i) / speedup) for i in range(3)] for c in "ab"}}
     live = {"mean_acceptance_length": tau, "tokens_per_s": 30 * speedup, "baseline_tokens_per_s": 30.0}
@@ -130,6 +131,7 @@ def test_a_row_is_the_mean_over_its_seeds() -> None:
     both = row_figures(row("hydra", "lk", measured(0, 1.4, 0.3, 1.2), measured(1, 1.6, 0.5, 1.3)), ["builtin"], 500, 0)
     assert both["tau_t0_by_seed"] == pytest.approx([both["tau_t0"] - 0.1, both["tau_t0"] + 0.1], abs=0.01)
     assert both["conditional_acceptance_t1"] == [pytest.approx(0.4)] and both["speedup"] == pytest.approx(1.25)
+    assert both["tau_t1_by_length"] == [1.0, both["tau_t1"]]
     low, high = both["conditional_acceptance_t1_ci95"][0]
     assert (low, high) == pytest.approx((0.3, 0.5))  # prompts agree, seeds don't
     assert (both["draft_cost"], both["speedup_predicted"]) == (pytest.approx(0.1), 1.5)
