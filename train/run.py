@@ -140,13 +140,13 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
 
 def provenance(trainer: Trainer) -> dict[str, Any]:
     """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
-    cfg, store = trainer.cfg, trainer.loader.store
+    cfg, store, kinds = trainer.cfg, trainer.loader.store, trainer.cfg.data.categories
     ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
     return {
         "objective": plain(cfg.objective),
         "optim": plain(cfg.optim),
         "seed": cfg.seed,
-        "data": store.settings.get("data", {}),
+        "data": store.settings.get("data", {}) | ({"categories": kinds} if kinds else {}),
         "store": {
             "rows": store.num_rows,
             "response_tokens": store.num_response_tokens,

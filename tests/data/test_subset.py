@@ -16,8 +16,10 @@ def store(tmp_path: Path) -> Store:
     """Sixty rows of 2 to 11 response tokens (390 in all) in shards of 25, one row of them left out by name; every
     third one is of category qa, the others of math."""
     store = Store.create(tmp_path / "store", {"features": "recompute"})
+    kinds = ["math" if i % 3 else "qa" for i in range(60)]
     rows = [
-        Row(f"k{i}", [i], [100 + i] * (2 + i % 10), "math" if i % 3 else "qa", "s", {}, "stop", "generate", 0, f"d{i}") for i in range(60)
+        Row(f"k{i}", [i], [100 + i] * (2 + i % 10), kind, "s", {}, "stop", "generate", 0, f"d{i}")
+        for i, kind in enumerate(kinds)
     ]
     for start in range(0, len(rows), 25):
         store.append(rows[start : start + 25], None)
@@ -49,7 +51,7 @@ def test_the_store_itself_stays_as_it_is(store: Store) -> None:
     assert store.num_response_tokens == 385 and store.excluded == {"k3": 5}
     assert limited(store, None) is store and limited(store, 400).num_response_tokens == 385
     assert (store.path / "manifest.json").read_bytes() == before
-    with pytest.raises(UserError, match=r"data.use_tokens = 500: .* holds 385 response tokens to train on; collect more"):
+    with pytest.raises(UserError, match=r"data.use_tokens = 500: .* holds 385 response tokens to train on; collect"):
         limited(store, 500)
 
 
