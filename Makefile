@@ -3,7 +3,7 @@
 # PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
-.PHONY: help install distill collect train evaluate generate publish check-drafter bench test check
+.PHONY: help install distill collect train evaluate generate publish check-drafter bench bench-drafters bench-curve test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -23,7 +23,7 @@ python := .venv/bin/python
 run := @set -f; exec $(python) -m
 
 help: ## list the verbs
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 	@echo 'ARGS="key=value ..." overrides any setting; python -m <stage> --help lists them'
 
 install: ## the set-up alone: .venv with pinned packages, torch first
@@ -52,6 +52,12 @@ check-drafter: install ## what an engine would load of a drafter folder, and whe
 
 bench: install ## measure what costs time on this machine
 	$(run) eval.bench $(value ARGS)
+
+bench-drafters: install ## every kind of drafter, same store and training time, in one table (ARGS="compare.kinds=[hydra,lm]")
+	$(run) eval.bench_drafters $(value ARGS)
+
+bench-curve: install ## acceptance against response tokens and training time, and how many tokens more would take
+	$(run) eval.bench_curve $(value ARGS)
 
 test: check ## ruff, mypy and every test, the slow ones too
 	$(run) pytest -q $(value ARGS)

@@ -21,7 +21,11 @@ from .explain import DRAFTERS, explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
-PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish")
+PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish", "bench_drafters", "bench_curve")
+ROOTS = {
+    "generate": schema.GenerateConfig, "publish": schema.PublishConfig, "bench_drafters": schema.CompareConfig,
+    "bench_curve": schema.CurveConfig,
+}  # fmt: skip
 
 
 @cache
@@ -29,8 +33,7 @@ def register() -> None:
     """Put every dataclass where the YAML files extend it."""
     store = ConfigStore.instance()
     for name in PRIMARIES:
-        roots = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
-        store.store(name=f"{name}_schema", node=roots.get(name, schema.RunConfig))
+        store.store(name=f"{name}_schema", node=ROOTS.get(name, schema.RunConfig))
     groups = {
         "target": schema.TargetConfig,
         "objective": schema.ObjectiveConfig,

@@ -36,6 +36,7 @@ class Rule(StrEnum):
     token = "token"
 
 
+GENERAL = "general"  # as bench.against: a drafter for all kinds of requests, which `make distill` trains first
 MIN_TEMPERATURE = 1e-5
 TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
 
@@ -51,6 +52,7 @@ class DataConfig:
 
     mode: DataMode = DataMode.generate
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
+    categories: list[str] = field(default_factory=list)  # only prompts, and rows of a store, of these; []: of all
     prompts: int = 1200  # prompts taken from the sources
     self_written: int = 0  # requests that the target writes itself
     response_tokens: int = 45000  # collection stops at this many response tokens
@@ -63,12 +65,14 @@ class DataConfig:
     features: Features = Features.cache
     max_disk: str = "2GB"  # cached hidden states above this are refused
     store: str | None = None  # an existing store folder; default: run_dir/store
+    use_tokens: int | None = None  # train on rows of about so many response tokens of the store; null: on all
     repair: bool = False  # drop damaged shards; only their rows are collected again
 
     def __post_init__(self) -> None:
         require(len(self.sources) > 0 or self.self_written > 0, "data.sources", self.sources, "at least one")
         for key in ("prompts", "response_tokens", "max_prompt_tokens", "max_new_tokens", "turns", "batch"):
             require(getattr(self, key) >= 1, f"data.{key}", getattr(self, key), ">= 1")
+        require(self.use_tokens is None or self.use_tokens >= 1, "data.use_tokens", self.use_tokens, "null or >= 1")
         require(self.self_written >= 0, "data.self_written", self.self_written, ">= 0")
         require(
             len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)),
@@ -95,6 +99,10 @@ class BenchConfig:
     acceptance: Acceptance = Acceptance.exact
     rule: Rule = Rule.auto
     bootstrap: int = 2000
+    replayed_prompts: int = 0  # of each set, whose texts the target writes once for drafters to be replayed on; 0: none
+    replayed_temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    texts: str | None = None  # file of these texts, which evaluations may share; default: in the run directory
+    against: str | None = None  # another drafter (folder or hub id), replayed on the same texts; general: see GENERAL
     lossless_draws: int = 20000
     show_text: bool | None = None  # None: built-in prompts only
 
@@ -115,6 +123,13 @@ class BenchConfig:
             len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)), "bench.temperatures",
             self.temperatures, f"a list, each {TEMPERATURES}",
         )
+        require(self.replayed_prompts >= 0, "bench.replayed_prompts", self.replayed_prompts, "0 (none) or more")
+        require(
+            len(self.replayed_temperatures) > 0 and all(map(is_temperature, self.replayed_temperatures)),
+            "bench.replayed_temperatures", self.replayed_temperatures, f"a list, each {TEMPERATURES}",
+        )
+        compared = self.against is None or self.replayed_prompts > 0
+        require(compared, "bench.against", self.against, "null, or with bench.replayed_prompts of 1 or more")
         require(
             self.acceptance is Acceptance.exact, "bench.acceptance", self.acceptance.value,
             "exact (typical acceptance is LOSSY, and the verifier does not have it)",

@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from .comparing import CompareSettings, CurveSettings
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .lookups import LookupKind, LookupSettings
@@ -30,6 +31,7 @@ from .training import (
     OptimConfig,
     PositionWeights,
     TrackingConfig,
+    parse_seconds,
 )
 
 __all__ = [
@@ -37,6 +39,10 @@ __all__ = [
     "BenchConfig",
     "BlockConfig",
     "CheckpointConfig",
+    "CompareConfig",
+    "CompareSettings",
+    "CurveConfig",
+    "CurveSettings",
     "DataConfig",
     "DataMode",
     "DrafterConfig",
@@ -66,6 +72,7 @@ __all__ = [
     "TargetConfig",
     "TrackingConfig",
     "parse_bytes",
+    "parse_seconds",
 ]
 
 
@@ -161,3 +168,17 @@ class PublishConfig(RunConfig):
         super().__post_init__()
         named = self.repo_id is None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id) is not None
         require(named, "repo_id", self.repo_id, "owner/name")
+
+
+@dataclass
+class CompareConfig(RunConfig):
+    """`make bench-drafters`: kinds of drafters trained on one store for the same time, in one table."""
+
+    compare: CompareSettings = field(default_factory=CompareSettings)
+
+
+@dataclass
+class CurveConfig(RunConfig):
+    """`make bench-curve`: acceptance against response tokens and against training time."""
+
+    curve: CurveSettings = field(default_factory=CurveSettings)

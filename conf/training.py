@@ -68,6 +68,7 @@ class OptimConfig:
     clip: float = 1.0
     epochs: float = 3.0
     max_steps: int | None = None
+    max_time: str | None = None  # of the steps alone, such as 3min, instead of epochs: rate and validations follow it
     batch_tokens: int = 1024  # supervised positions in a micro-batch
     accumulate: int = 1
     autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
@@ -84,6 +85,8 @@ class OptimConfig:
         require(self.clip > 0, "optim.clip", self.clip, "> 0")
         require(self.epochs > 0, "optim.epochs", self.epochs, "> 0")
         require(self.max_steps is None or self.max_steps >= 1, "optim.max_steps", self.max_steps, ">= 1")
+        if self.max_time is not None:
+            parse_seconds(self.max_time, "optim.max_time")
         require(self.batch_tokens >= 1, "optim.batch_tokens", self.batch_tokens, ">= 1")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, ">= 1")
         require(
@@ -117,3 +120,13 @@ class TrackingConfig:
             self.wandb in ("auto", "online", "offline", "off"), "tracking.wandb", self.wandb,
             "auto, online, offline, off",
         )
+
+
+def parse_seconds(text: str, key: str) -> float:
+    """'3min' -> seconds (units s, min, h). Raises ConfigError naming `key`."""
+    for unit, factor in {"min": 60.0, "h": 3600.0, "s": 1.0}.items():
+        number = text.replace(" ", "").removesuffix(unit)
+        if number != text.replace(" ", "") and number.replace(".", "", 1).isdecimal() and float(number) > 0:
+            return float(number) * factor
+    require(False, key, text, "a time above 0 with a unit: s, min, h")
+    raise AssertionError("unreachable")

@@ -16,7 +16,7 @@ BUILTIN, TEMPLATED, SPEC_BENCH = "builtin", "templated", "spec_bench"
 HUB = "hub:"
 
 # What rows come out does not depend on these.
-NEUTRAL = ("batch", "max_disk", "store", "repair")
+NEUTRAL = ("batch", "max_disk", "store", "repair", "use_tokens")
 
 
 def revision_of(source: str) -> str | None:

@@ -40,9 +40,21 @@ def read_candidates(cfg: RunConfig) -> Candidates:
     prompts = unique([prompt for source in sources for prompt in source.prompts])
     brought = {source.name for source in sources} - {BUILTIN, TEMPLATED}
     held_out = [p for p in prompts if p.split != "train" and p.source in brought]
-    train = [prompt for prompt in prompts if prompt.split == "train"]
+    train = of_categories([prompt for prompt in prompts if prompt.split == "train"], cfg.data.categories)
     revisions = {source.name: source.revision for source in sources}
     return Candidates(train, unique([*held_out, *reported_on(cfg)]), revisions)
+
+
+def of_categories(prompts: list[Prompt], categories: Sequence[str]) -> list[Prompt]:
+    """The prompts of these categories, of all when none is named. UserError: one that no prompt has."""
+    there = {prompt.category for prompt in prompts}
+    for category in categories:
+        if category not in there:
+            raise UserError(
+                f"data.categories: no prompt of data.sources is of category {category!r}; there are "
+                f"{', '.join(sorted(there)) or 'no prompts'}"
+            )
+    return [prompt for prompt in prompts if prompt.category in categories] if categories else prompts
 
 
 def training_prompts(candidates: Candidates, cfg: RunConfig, self_written: Sequence[Prompt] = ()) -> Selection:

@@ -183,6 +183,10 @@ class Store:
         if rows != self.excluded:
             self._save(self._changed(excluded=dict(sorted(rows.items())), complete=None))
 
+    def without(self, rows: dict[str, int]) -> Self:
+        """The same store, for reading, that leaves out more rows (key -> response tokens)."""
+        return type(self)(self.path, self._changed(excluded=self.excluded | rows), None)
+
     def table(self, shard: int) -> RowTable:
         """The rows of one shard. UserError when the shard is damaged."""
         name = self.shards[shard].name

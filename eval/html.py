@@ -7,7 +7,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from .plots import runs
+from .against import COLUMNS, against_rows
+from .curve import curve_lines
+from .plots import AXES, runs
 from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]
@@ -45,6 +47,7 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
         "<h2>Speed</h2>",
         speed_table(report),
+        *replayed_parts(report),
         "<h2>Losslessness</h2>",
         lossless_text(report),
         *(f"<h2>{escape(name)}</h2>{image(path, name)}" for name, path in plots.items()),
@@ -139,6 +142,33 @@ def speed_table(report: Report) -> str:
         for name, t, s in runs(report["speed"])
     ]
     return table(["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows)
+
+
+def replayed_parts(report: Report) -> list[str]:
+    """Acceptance on the written texts, beside another drafter and along a learning curve, where it was measured."""
+    parts = []
+    if report.get("replayed"):
+        header = [
+            "set", "texts", "draft tokens", "tokens a round (bonus included)", "95% interval",
+            "conditional acceptance per position, from every place of a text",
+        ]  # fmt: skip
+        rows = [
+            [
+                f"{name} {temperature}", str(s["texts"]), str(s["num_spec_tokens"]),
+                number(s["mean_acceptance_length"]), interval(s["ci95"]),
+                ", ".join(number(rate) for rate in s["conditional_acceptance_per_pos"]),
+            ]
+            for name, temperature, s in runs(report["replayed"])
+        ]  # fmt: skip
+        parts += ["<h2>Acceptance on more texts, replayed</h2>", table(header, rows)]
+    if report.get("against"):
+        rows = against_rows(report["against"]["by_temperature"])
+        parts += ["<h2>Beside another drafter, on the same texts</h2>", table(list(COLUMNS), rows)]
+    if report.get("learning_curve"):
+        curve = report["learning_curve"]
+        told = [line for axis in AXES for line in curve_lines(curve[axis], axis)]
+        parts += ["<h2>What more data would give</h2>", *(f"<p>{escape(line)}</p>" for line in told)]
+    return parts
 
 
 def lossless_text(report: Report) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 Report = dict[str, Any]
 
 BLUE, ORANGE, GREY = "#2f6fb0", "#d9822b", "#8a8f98"
+AXES = {"tokens": "response tokens", "seconds": "seconds of training"}  # of a learning curve
 
 
 def runs(section: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
@@ -27,16 +29,20 @@ def draw_plots(report: Report, folder: Path) -> dict[str, Path]:
         "Speed-up per category": ("speedup_by_category.png", speedup_by_category(report)),
         "Draft length": ("draft_length.png", draft_length(report)),
     }
-    return {title: _save(figure, folder / name) for title, (name, figure) in figures.items()}
+    if report.get("learning_curve"):
+        figures["Learning curve"] = ("learning_curve.png", learning_curve(report["learning_curve"]))
+    return {title: save_plot(figure, folder / name) for title, (name, figure) in figures.items()}
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save_plot(figure: Figure, path: Path) -> Path:
+    """Write a figure as a PNG; returns the path."""
     FigureCanvasAgg(figure)
     figure.savefig(path, format="png")
     return path
 
 
-def _axes(columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+def make_axes(columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
+    """A figure with axes side by side, in the report's look."""
     figure = Figure(figsize=(max(6.0, 4.2 * columns), height), dpi=110, layout="constrained")
     axes = figure.subplots(1, columns, squeeze=False)[0]
     for axis in axes:
@@ -47,7 +53,7 @@ def _axes(columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:
 def acceptance_per_position(report: Report) -> Figure:
     """Share of rounds that accepted position k, and the same given that all earlier ones were accepted."""
     entries = list(runs(report["acceptance"]))
-    figure, axes = _axes(len(entries))
+    figure, axes = make_axes(len(entries))
     for axis, (name, temperature, values) in zip(axes, entries, strict=True):
         plain = [v or 0.0 for v in values["acceptance_rate_per_pos"]]
         conditional = [v or 0.0 for v in values["conditional_acceptance_rate_per_pos"]]
@@ -64,7 +70,7 @@ def speedup_by_category(report: Report) -> Figure:
     """Speed-up over plain decoding for each category, with 95% intervals; 1 is no gain."""
     entries = list(runs(report["speed"]))
     rows = max((len(v["by_category"]) for *_, v in entries), default=1)
-    figure, axes = _axes(len(entries), 1.6 + 0.32 * rows)
+    figure, axes = make_axes(len(entries), 1.6 + 0.32 * rows)
     for axis, (name, temperature, values) in zip(axes, entries, strict=True):
         categories = sorted(values["by_category"].items(), key=lambda item: item[1]["speedup"] or 0.0)
         for place, (_, entry) in enumerate(categories):
@@ -85,7 +91,7 @@ def _interval(axis: Axes, place: int, value: float | None, interval: list[float 
 
 def draft_length(report: Report) -> Figure:
     """Mean acceptance length (bonus included) for every draft length, replayed on the recorded texts."""
-    figure, (axis,) = _axes()
+    figure, (axis,) = make_axes()
     longest = 1
     for name, temperature, points in runs(report["draft_length"]):
         lengths = [p["num_spec_tokens"] for p in points]
@@ -98,3 +104,26 @@ def draft_length(report: Report) -> Figure:
     if axis.lines:
         axis.legend(fontsize=7, frameon=False)
     return figure
+
+
+def learning_curve(curve: Report) -> Figure:
+    """Tokens a round of the trained part against response tokens and training time, each with its power law; drawn from
+    learning_curve.json alone."""
+    shown = [axis for axis in AXES if curve[axis]["points"]]
+    figure, axes = make_axes(max(1, len(shown)))
+    for place, axis in zip(axes, shown, strict=False):
+        _curve(place, curve[axis], AXES[axis])
+    axes[0].set_ylabel("tokens a round (bonus included)")
+    return figure
+
+
+def _curve(place: Axes, axis: Report, label: str) -> None:
+    x = [point["x"] for point in axis["points"]]
+    place.plot(x, [point["tau_fitted"] for point in axis["points"]], "o", color=BLUE, label="measured")
+    if law := axis["tau"]:
+        along = np.geomspace(min(x), 4 * max(x), 50)
+        fitted = law["floor"] + law["scale"] * along ** law["exponent"]
+        place.plot(along, fitted, color=GREY, linewidth=1, label=f"1 + a x^{law['exponent']:.2f}")
+    place.set_xscale("log")
+    place.set_xlabel(label)
+    place.legend(fontsize=7, frameon=False)

@@ -19,13 +19,14 @@ class EvaluationProgress:
     """
 
     def __init__(
-        self, total: int, done: int = 0, console: Console | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.total, self.done = total, done
+        self, total: int, done: int = 0, console: Console | None = None, clock: Callable[[], float] = time.monotonic,
+        what: str = "evaluate",
+    ) -> None:  # fmt: skip
+        self.total, self.done, self.what = total, done, what
         self._count, self._clock = 0, clock
         self._started = self._told = clock()
         self._console = console or Console(file=sys.stdout)
-        columns = (TextColumn("evaluate"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bar = Progress(
             *columns, TextColumn("{task.description}"), console=self._console, disable=not self._console.is_terminal
         )
@@ -49,7 +50,7 @@ class EvaluationProgress:
         if not self._console.is_terminal and (now - self._told >= LINE_SECONDS or self._count == self.total):
             self._told = now
             left = f", {self._left(now)} left" if self.done < self._count < self.total else ""
-            print(f"evaluate: {self._count}/{self.total} turns, {text}{left}", file=self._console.file, flush=True)
+            print(f"{self.what}: {self._count}/{self.total} turns, {text}{left}", file=self._console.file, flush=True)
 
     def _left(self, now: float) -> str:
         each = (now - self._started) / (self._count - self.done)

@@ -67,7 +67,7 @@ class Partial:
     def __init__(self, path: Path, digest: str) -> None:
         self.path, self.started = path, time.perf_counter()
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.records: list[PromptRecord] = list(_read(path, digest))
+        self.records: list[PromptRecord] = list(read_records(path, digest))
         self.seconds = self.records[-1].elapsed if self.records else 0.0  # of earlier attempts
         lines = [json.dumps({"digest": digest}), *(json.dumps(asdict(r)) for r in self.records)]
         temporary = path.with_suffix(".tmp")
@@ -86,7 +86,8 @@ class Partial:
         return {record.place: record for record in self.records}
 
 
-def _read(path: Path, digest: str) -> Iterator[PromptRecord]:
+def read_records(path: Path, digest: str) -> Iterator[PromptRecord]:
+    """The records of an evaluation; none from a file of another one."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if not lines or _parse(lines[0]) != {"digest": digest}:
         return

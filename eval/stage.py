@@ -19,6 +19,7 @@ from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import longest_draft, lookup_of
 from inference.target import Target
 
+from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
@@ -57,7 +58,9 @@ def run(cfg: RunConfig) -> None:
         if not (folder / "config.yaml").exists():
             record(cfg, folder)
         report = evaluate(cfg, folder, digest)
+    report = with_curve(folder, report)
     print_table(report)
+    print_against(report)
     print(path)
     if not is_lossless(report["lossless"]):
         raise UserError(f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}")
@@ -85,16 +88,22 @@ def _continued(cfg: RunConfig) -> bool:
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
     """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
     benchmarks hold, not where they lie; a hub drafter by its name."""
-    drafter = [Path(where) / name for name in (WEIGHTS, CONFIG, POOL)]
+    bench, other = replace(cfg.bench, texts=None, against=None), other_place(cfg)
     files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
-            "format": FORMAT, "bench": cfg.bench, "target": target, "seed": cfg.seed,
+            "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed,
             "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
-            "drafter": [file_digest(f) for f in drafter if f.is_file()] or [where, cfg.drafter],
+            "against": other and (_contents(other) or other),
+            "drafter": _contents(where) or [where, cfg.drafter],
         }
     )  # fmt: skip
+
+
+def _contents(where: str) -> list[str]:
+    """Digests of a local drafter's files."""
+    return [file_digest(path) for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
 
 
 def _is_own(cfg: RunConfig, folder: Path) -> bool:
@@ -114,11 +123,14 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         rivals = contest(
             target, subject.drafter, subject.config, subject.num_spec_tokens, choosing_prompts(cfg), cfg.bench.rule
         )
+        both = contenders(cfg, target, subject.drafter, subject.num_spec_tokens)
         records = _measure(cfg, rivals, sets, partial)
+        data = training_settings(subject.about)["data"] or {}
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
             **figures(records, rivals.num_spec_tokens, rivals.ngrams[NGRAM].num_spec_tokens, cfg),
+            **replayed_figures(cfg, target, both, data, subject.num_spec_tokens, folder, digest),
         }  # fmt: skip
         shown = traces(records, sets, target.text, cfg.bench.show_text)
         timing |= device_memory(target.device)
@@ -245,8 +257,21 @@ def words(rule: Lookup) -> str:
     return f"suffixes of {rule.min_match} to {rule.max_match} tokens{length}{pooled}"
 
 
+def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
+    """The report with the learning curve in the run directory (`make bench-curve` leaves one), written anew when that
+    is another one than it had."""
+    curve = read_json(folder / "learning_curve.json")
+    if not curve or curve == report.get("learning_curve"):
+        return report
+    kept = read_json(folder / "evaluate" / "traces.json").get("traces", [])
+    whole = {**report, "learning_curve": curve}
+    write_report(folder, whole, [Trace(t["title"], [(kind, text) for kind, text in t["pieces"]]) for t in kept])
+    return whole
+
+
 def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:
-    """The plots, report.html and, last, report.json."""
+    """The plots, the generations that are shown, report.html and, last, report.json."""
+    write_json(folder / "evaluate" / "traces.json", {"traces": shown})
     page = render(report, draw_plots(report, folder), shown)
     temporary = folder / ".report.html.tmp"
     temporary.write_text(page, encoding="utf-8")

@@ -36,8 +36,8 @@ def bootstrap_interval(
     Efron & Tibshirani, An Introduction to the Bootstrap (1993), sections 8.3 and 13.3. (nan, nan) with fewer
     than two prompts.
     """
-    values = _resampled(groups, draws, seed)
-    return _quantiles(values, level) if len(values) else (float("nan"), float("nan"))
+    values = resampled(groups, draws, seed)
+    return quantiles(values, level) if len(values) else (float("nan"), float("nan"))
 
 
 def bootstrap_difference(
@@ -52,13 +52,14 @@ def bootstrap_difference(
     }
     ours = {name: [a for a, _ in pairs] for name, pairs in both.items()}
     theirs = {name: [b for _, b in pairs] for name, pairs in both.items()}
-    values = _resampled(ours, draws, seed) - _resampled(theirs, draws, seed)  # the same seed picks the same prompts
-    bounds = _quantiles(values, level) if len(values) else (float("nan"), float("nan"))
+    values = resampled(ours, draws, seed) - resampled(theirs, draws, seed)  # the same seed picks the same prompts
+    bounds = quantiles(values, level) if len(values) else (float("nan"), float("nan"))
     return headline(ours) - headline(theirs), bounds
 
 
-def _resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np.float64]:
-    """Headlines [draws] of resampled prompts; empty with fewer than two prompts."""
+def resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np.float64]:
+    """Headlines [draws] of resampled prompts; empty with fewer than two prompts. The same seed picks the same prompts
+    of groups of the same size."""
     rng = np.random.default_rng(seed)
     kept = [np.array([p for p in pairs if p[1] > 0], dtype=np.float64) for pairs in groups.values()]
     if sum(len(pairs) for pairs in kept) < 2:
@@ -74,7 +75,8 @@ def _resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np
     return means
 
 
-def _quantiles(values: NDArray[np.float64], level: float) -> tuple[float, float]:
+def quantiles(values: NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
+    """The bounds that leave out (1 - level) / 2 of the values on either side."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -42,12 +42,12 @@ UNKNOWN = -1  # a rejected draft token that was not simulated
 
 @dataclass(frozen=True)
 class Record:
-    """A text the target wrote by itself: prompt ids, response ids [R], hidden [R,H] (hidden[r] predicted
-    tokens[r]) and the length limit it was written under."""
+    """A text the target wrote by itself: prompt ids, response ids [R], hidden [R,H] (hidden[r] predicted tokens[r];
+    None: read again where they are needed) and the length limit it was written under."""
 
     prompt: list[int]
     tokens: list[int]
-    hidden: Tensor
+    hidden: Tensor | None
     max_new_tokens: int
 
 
@@ -141,6 +141,40 @@ def chain_chances(
 
     sampled: whether the drafter draws from q (default: exactly when the target is sampled).
     """
+    return overlap(drafter, target, record, k, sampling, sampled=sampled).chances(rule)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """At anchors [A] and draft positions [k] of a recorded text: q of the recorded token; where drafts are drawn, its
+    p; and whether there is one."""
+
+    q: Tensor
+    p: Tensor | None
+    valid: Tensor
+
+    def chances(self, rule: Rule = Rule.auto) -> Tensor:
+        """[A,k] float64: see `chain_chances`."""
+        q = self.q.double()
+        if self.p is not None:
+            kept = 1.0 if rule is Rule.token else survival(self.p, self.q)[:, :-1]
+            q = (q / (self.p * kept)).clamp(max=1.0)
+        return torch.where(self.valid, q, 0.0)
+
+    def conditional(self) -> list[tuple[float, float]]:
+        """Of each draft position, summed over all anchors: the chance that the tokens before it are accepted and the
+        chance that it is, too (token by token). Their ratio is the conditional acceptance rate of drafts from every
+        place of the text; where drafts are drawn its mean is α, Σ min(p, q), since the text has the law p."""
+        kept = self.chances(Rule.token).cumprod(1)
+        before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1)
+        reached = torch.where(self.valid, before, 0.0)
+        return list(zip(reached.sum(0).tolist(), kept.sum(0).tolist(), strict=True))
+
+
+def overlap(
+    drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling, *, sampled: bool | None = None
+) -> Overlap:
+    """What decides about drafts of k tokens from every place of the text: one training forward of the drafter."""
     batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
         logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
@@ -148,19 +182,19 @@ def chain_chances(
     q = process(logits, sampling if sampled else Sampling())  # [A, k, D]
     truth, valid = _truth(record.tokens, k)  # [A, k]
     qx = _mass(q, truth.to(q.device), drafter.draft_ids, target.vocab_size).cpu()
-    if sampled:
-        p = process(target.head(record.hidden.to(target.device, target.dtype)), sampling)  # [R, V]
-        px = p.gather(1, torch.tensor(record.tokens, device=p.device)[:, None]).squeeze(1).cpu()
-        place = torch.arange(len(truth))[:, None] + 1 + torch.arange(k)
-        px = px.double()[place.clamp(max=len(px) - 1)]
-        kept = 1.0 if rule is Rule.token else survival(px, qx)[:, :-1]
-        qx = (qx.double() / (px * kept)).clamp(max=1.0)
-    return torch.where(valid, qx.double(), 0.0)
+    if not sampled:
+        return Overlap(qx, None, valid)
+    assert batch.hidden is not None
+    p = process(target.head(batch.hidden[0].to(target.dtype)), sampling)  # [R, V]
+    px = p.gather(1, torch.tensor(record.tokens, device=p.device)[:, None]).squeeze(1).cpu()
+    place = torch.arange(len(truth))[:, None] + 1 + torch.arange(k)
+    return Overlap(qx, px.double()[place.clamp(max=len(px) - 1)], valid)
 
 
 def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Batch:
     """The record as a training batch of one row on the target's device."""
-    batch = make_batch([record.prompt], [record.tokens], [record.hidden]).to(target.device)
+    hidden = None if record.hidden is None else [record.hidden]
+    batch = make_batch([record.prompt], [record.tokens], hidden).to(target.device)
     return with_hidden(target, batch, taps)
 
 

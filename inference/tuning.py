@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-import torch
 from torch import Tensor
 
 from conf.schema import LookupKind
@@ -152,6 +151,5 @@ def acceptance_length(texts: Sequence[Text], k: int, rule: Lookup) -> float:
 
 
 def record_of(result: Result) -> Record:
-    """A plain run's result as a text to replay on; without hidden states, for lookups alone."""
-    hidden = torch.empty(0) if result.hidden is None else result.hidden
-    return Record(result.request.prompt, result.tokens, hidden, result.request.max_new_tokens)
+    """A plain run's result as a text to replay on."""
+    return Record(result.request.prompt, result.tokens, result.hidden, result.request.max_new_tokens)

@@ -20,6 +20,8 @@ VERBS = {
     "publish": ["-m", "eval.publish"],
     "check-drafter": ["-m", "eval.preflight"],
     "bench": ["-m", "eval.bench"],
+    "bench-drafters": ["-m", "eval.bench_drafters"],
+    "bench-curve": ["-m", "eval.bench_curve"],
 }
 
 # Writes argv and environment to called.json, prints one line, exits with $EXIT.

@@ -11,7 +11,8 @@ from conf.compose import load
 REPO = Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
 VERBS = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", (REPO / "Makefile").read_text(), re.M))
-PRIMARY = {"bench": "evaluate"}  # of verbs that share another's configuration
+# Of verbs that share another's configuration, or whose own has another name.
+PRIMARY = {"bench": "evaluate", "bench-drafters": "bench_drafters", "bench-curve": "bench_curve"}
 
 
 def _blocks() -> list[str]:

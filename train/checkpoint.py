@@ -1,8 +1,10 @@
 """Checkpoints: safetensors and json in `checkpoints/step-N/`, there whole or not at all.
 
 Everything that decides the next step is in them: trained weights and buffers, optimiser, random generators, place in
-the data. The rate of a step follows from its number, so there is no scheduler state. Which one is the best follows
-from the validations in the newest one's state: a file of its own could contradict it after a kill.
+the data. The rate of a step follows from its number, so there is no scheduler state; in a run on the clock
+(optim.max_time) from the time of the steps before it, which no two runs share: such a run resumes within its time,
+but only runs by steps resume bit by bit. Which one is the best follows from the validations in the newest one's
+state: a file of its own could contradict it after a kill.
 """
 
 import hashlib
@@ -29,17 +31,20 @@ TEMPORARY = ".writing-"
 class TrainState:
     """Where a run stands: after optimiser step `step`.
 
-    loader: where the data goes on; positions so far, seconds of the whole run and of its steps alone;
-    validations: what each measured, by step;
+    loader: where the data goes on; positions and response tokens so far (of all ranks), seconds of the whole run and
+    of its steps alone (steps that a kill undid do not count); validations: what each measured, by step; validated:
+    the share of the run that was over at the last one;
     identity: the flattened settings the weights depend on; files: checksums of the other files of a checkpoint.
     """
 
     step: int = 0
     loader: dict[str, Any] = field(default_factory=dict)
     positions: int = 0
+    tokens: int = 0
     seconds: float = 0.0
     step_seconds: float = 0.0
     validations: list[dict[str, Any]] = field(default_factory=list)
+    validated: float = 0.0
     identity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 

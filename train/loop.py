@@ -19,7 +19,7 @@ from inference.target import Target
 
 from .checkpoint import Checkpoints, TrainState, check_identity
 from .interrupt import Stop
-from .optim import build_optimizer, mixed_precision, total_steps
+from .optim import build_optimizer, mixed_precision, projected_steps, total_steps
 from .progress import Display
 from .rng import rng_state, seed_everything, set_rng_state, undisturbed
 from .step import Distillation, NotFinite, TrainView
@@ -56,6 +56,7 @@ class Trainer:
         self.cfg, self.run_dir, self.drafter, self.loader = cfg, run_dir, drafter, loader
         self.accelerator = accelerator
         self.checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
+        self.by_time = cfg.optim.max_time is not None
         self.total = total_steps(cfg.optim, loader.steps_per_epoch)
         self.due = validation_steps(self.total, cfg.checkpoint.validations)
         optimizer = build_optimizer(drafter, cfg.optim)
@@ -86,6 +87,7 @@ class Trainer:
         resumed = self._resume()
         self.metrics = Metrics(self.run_dir / "metrics.jsonl", resumed) if self.main else None
         self.display = Display(self.state.step, self.total, quiet=not self.main)
+        self._plan()
         self.wandb = self._start_wandb()
         try:
             with Stop(quiet=self.accelerator.num_processes > 1) as stop:
@@ -119,20 +121,38 @@ class Trainer:
                 "there. If it comes back, train with a lower optim.lr in another run_dir, with the same data: "
                 f"data.store={self.loader.store.path}"
             ) from error
-        seconds = time.monotonic() - began
+        read = sum(int(batch.response_lengths.sum()) for batch in batches)
+        tokens, seconds = self._summed(read, time.monotonic() - began)
+        seconds /= self.accelerator.num_processes  # the mean over ranks, on which all of them agree
         self.state.step += 1
         self.state.loader = asdict(self.loader.state)
         self.state.positions += metrics["positions"]
+        self.state.tokens += round(tokens)
         self.state.step_seconds += seconds
+        self._plan()
         metrics["positions_per_s"] = metrics["positions"] / seconds
         self._log(metrics)
         self.display.step(self.state.step, metrics, metrics["positions_per_s"])
 
+    def _plan(self) -> None:
+        """In a run on the clock: how many steps it will have, as it looks now. The learning rate follows from it."""
+        if self.by_time:
+            self.total = projected_steps(self.state.step, self.state.step_seconds, self.cfg.optim)
+            self.distillation.total = self.display.total = self.total
+
+    def _is_due(self, share: float) -> bool:
+        """Whether a validation is due after this step, `share` of the run being over."""
+        if not self.by_time or self.state.step == 0:
+            return self.state.step in self.due
+        count = self.cfg.checkpoint.validations
+        return int(share * count) > int(self.state.validated * count)
+
     def _validate_if_due(self, validator: Validates | None) -> None:
         """Validate once at the steps that are due, and save; random states are as if nothing had happened."""
-        step = self.state.step
-        if step not in self.due or any(v["step"] == step for v in self.state.validations):
+        step, share = self.state.step, self.state.step / self.total
+        if not self._is_due(share) or any(v["step"] == step for v in self.state.validations):
             return
+        self.state.validated = share
         if validator is not None:
             with undisturbed():
                 validation = validator.validate(step, self.drafter)
@@ -174,10 +194,15 @@ class Trainer:
 
     def _anyone(self, flag: bool) -> bool:
         """Whether any rank says so: all ranks stop after the same step."""
+        return self._summed(float(flag))[0] > 0
+
+    def _summed(self, *values: float) -> list[float]:
+        """Each value's sum over the ranks."""
         if self.accelerator.num_processes == 1:
-            return flag
-        said = torch.tensor([float(flag)], device=self.accelerator.device)
-        return bool(self.accelerator.reduce(said, "sum").item())
+            return list(values)
+        said = torch.tensor(values, device=self.accelerator.device)
+        summed: list[float] = self.accelerator.reduce(said, "sum").tolist()
+        return summed
 
     def _log(self, values: dict[str, Any]) -> None:
         if self.metrics is not None:

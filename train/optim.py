@@ -7,9 +7,11 @@ import torch
 from torch import nn
 
 from conf.errors import UserError
-from conf.schema import OptimConfig
+from conf.schema import OptimConfig, parse_seconds
 
 NATIVE_BF16 = ("amx_bf16", "avx512_bf16", "bf16")  # x86 and Arm flags of CPUs that multiply in bfloat16
+
+UNKNOWN = 10**6  # steps of a run on the clock before its first one: more than it will have, so the rate starts near 0
 
 
 def build_optimizer(module: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
@@ -47,6 +49,15 @@ def total_steps(cfg: OptimConfig, batches_per_epoch: int) -> int:
     """Optimiser steps of the run: epochs of a rank's micro-batches over `accumulate`, at most max_steps."""
     steps = max(1, math.ceil(cfg.epochs * batches_per_epoch / cfg.accumulate))
     return steps if cfg.max_steps is None else min(steps, cfg.max_steps)
+
+
+def projected_steps(step: int, seconds: float, cfg: OptimConfig) -> int:
+    """Optimiser steps of a run of optim.max_time, as it looks after `step` steps that took `seconds`: such that
+    step / total is the share of the time that is gone; at most max_steps. `step` itself once the time is over.
+    """
+    budget = parse_seconds(str(cfg.max_time), "optim.max_time")
+    total = UNKNOWN if step == 0 else step if seconds >= budget else max(step + 1, round(step * budget / seconds))
+    return total if cfg.max_steps is None else min(total, cfg.max_steps)
 
 
 def mixed_precision(cfg: OptimConfig, device: torch.device) -> str:

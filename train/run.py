@@ -18,6 +18,7 @@ from conf.schema import DrafterConfig, EarlyExitConfig, LookupConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
+from data.subset import limited
 from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
@@ -128,6 +129,9 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
         "steps": state.step,
         "positions": state.positions,
         "positions_per_s": state.positions / state.step_seconds,
+        "tokens": state.tokens,
+        "tokens_per_s": state.tokens / state.step_seconds,
+        "parameters": sum(p.numel() for p in trainer.drafter.parameters() if p.requires_grad),
         "untrained_tau": untrained,
         "best": best,
         "lookup": lookup,
@@ -144,13 +148,13 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
 
 def provenance(trainer: Trainer) -> dict[str, Any]:
     """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
-    cfg, store = trainer.cfg, trainer.loader.store
+    cfg, store, kinds = trainer.cfg, trainer.loader.store, trainer.cfg.data.categories
     ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
     return {
         "objective": plain(cfg.objective),
         "optim": plain(cfg.optim),
         "seed": cfg.seed,
-        "data": store.settings.get("data", {}),
+        "data": store.settings.get("data", {}) | ({"categories": kinds} if kinds else {}),
         "store": {
             "rows": store.num_rows,
             "response_tokens": store.num_response_tokens,
@@ -166,7 +170,8 @@ def provenance(trainer: Trainer) -> dict[str, Any]:
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
     folder = Path(cfg.data.store) if cfg.data.store else path / "store"
-    return Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+    store = Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+    return limited(store, cfg.data.use_tokens, cfg.data.categories)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:

@@ -12,11 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import lookups, models, prompts, schema, training
-from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
+from conf import comparing, lookups, models, prompts, schema, training
+from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
-ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "block": (schema.BlockConfig, False),
@@ -33,6 +32,9 @@ def test_every_primary_composes_to_its_dataclass(primary: str) -> None:
     cfg = load(primary, [])
     assert type(cfg) is ROOTS.get(primary, schema.RunConfig)
     assert cfg.target.id == "embedded" and (cfg.drafter.kind, cfg.drafter.lookup) == ("hydra", True)
+    compares = primary.startswith("bench_")  # the one option that is not the schema's default
+    assert (cfg.bench == schema.BenchConfig()) is not compares
+    cfg.bench = schema.BenchConfig()
     assert cfg == ROOTS.get(primary, schema.RunConfig)(drafter=cfg.drafter)  # YAML and schema have the same defaults
 
 
@@ -122,7 +124,7 @@ WRONG = {
     "optim.lr=[1": "override 'optim.lr=[1' can't be parsed",
     "optim.lr=1,2": "override 'optim.lr=1,2' has several values; write a list as key=[a,b]",
     # unknown options of groups
-    "experiment=nope": "experiment = 'nope' is not an option; allowed: long, tiny",
+    "experiment=nope": "experiment = 'nope' is not an option; allowed: block, domain, eagle3,",
     "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, early_exit, ",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
@@ -137,6 +139,8 @@ WRONG = {
     "optim.lr={a: 1}": "optim.lr = {'a': 1} is not allowed; allowed: a number",
     "seed=1.5": "seed = 1.5 is not allowed; allowed: a whole number",
     "drafter.lookup=maybe": "drafter.lookup = 'maybe' is not allowed; allowed: true or false",
+    "data.use_tokens=0": "data.use_tokens = 0 is not allowed; allowed: null or >= 1",
+    "bench.against=x": "bench.against = 'x' is not allowed; allowed: null, or with bench.replayed_prompts of 1 or more",
     "objective.kind=kl": "objective.kind = 'kl' is not allowed; allowed: forward_kl, reverse_kl, jsd,",
     "data.sources=x": "data.sources = 'x' is not allowed; allowed: a list, such as [a,b]",
     "data.temperatures=[0,hot]": "data.temperatures[1] = 'hot' is not allowed; allowed: a number",
@@ -171,6 +175,8 @@ WRONG = {
     "optim.lr=0": "optim.lr = 0.0 is not allowed; allowed: > 0",
     "optim.lr=nan": "optim.lr = nan is not allowed; allowed: > 0",
     "optim.lr=inf": "optim.lr = inf is not allowed; allowed: finite numbers",
+    "optim.max_time=3": "optim.max_time = '3' is not allowed; allowed: a time above 0 with a unit: s, min, h",
+    "optim.max_time=0s": "optim.max_time = '0s' is not allowed; allowed: a time above 0 with a unit: s, min, h",
     "optim.betas=[0.9]": "optim.betas = [0.9] is not allowed; allowed: two numbers from 0 to below 1",
     "data.temperatures=[inf]": "data.temperatures = [inf] is not allowed; allowed: finite numbers",
     "bench.sets=[spec_bench]": "bench.spec_bench_path = None is not allowed; allowed: the path of Spec-Bench's",
@@ -205,6 +211,32 @@ def test_generating_has_its_own_keys(override: str, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
+@pytest.mark.parametrize("primary, override, line", [
+    ("bench_drafters", "compare.kinds=[]", "compare.kinds = [] is not allowed; allowed: at least one"),
+    ("bench_drafters", "compare.seeds=[1,1]", "compare.seeds = [1, 1] is not allowed; allowed: different whole"),
+    ("bench_drafters", "compare.train_time=3", "compare.train_time = '3' is not allowed; allowed: a time above 0"),
+    ("bench_drafters", "compare.objectives=[kl]", "compare.objectives[0] = 'kl' is not allowed; allowed: forward_kl"),
+    ("bench_curve", "curve.tokens=[5,5]", "curve.tokens = [5, 5] is not allowed; allowed: rising numbers"),
+    ("bench_curve", "curve.reach=[1.0]", "curve.reach = [1.0] is not allowed; allowed: tokens a round above 1"),
+])  # fmt: skip
+def test_comparisons_have_their_own_keys(primary: str, override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(primary, [override])
+    assert str(caught.value).startswith(line)
+
+
+def test_experiments_are_laid_over_each_other() -> None:
+    cfg = load("train", ["experiment=[jump,tiny]", "optim.max_time=2s"])
+    assert (cfg.drafter.kind, cfg.target.id, cfg.name) == ("jump", "tiny", "tiny")
+    assert (cfg.optim.lr, cfg.optim.batch_tokens, cfg.drafter.draft_vocab_size) == (5e-4, 512, 128)
+
+
+def test_the_peers_recipe_is_what_it_says() -> None:
+    cfg = load("train", ["experiment=speculators_recipe"])
+    assert (cfg.drafter.kind, cfg.drafter.unroll, cfg.objective.kind) == ("eagle3", 3, "forward_kl")
+    assert (cfg.objective.position_weights, cfg.objective.normalise) == ("uniform", "token")
+
+
 def test_two_loads_do_not_know_each_other() -> None:
     assert load("train", ["optim.lr=0.5"]).optim.lr == 0.5 and load("train", []).optim.lr == 1e-3
     first, second = load("train", []), load("train", [])
@@ -217,8 +249,13 @@ def test_sizes(text: str, expected: int) -> None:
     assert schema.parse_bytes(text, "k") == expected
 
 
+@pytest.mark.parametrize("text, expected", [("3min", 180.0), ("1.5 h", 5400.0), ("20s", 20.0)])
+def test_times(text: str, expected: float) -> None:
+    assert schema.parse_seconds(text, "k") == expected
+
+
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
-    for module in (lookups, models, prompts, training):
+    for module in (comparing, lookups, models, prompts, training):
         own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
         assert own - {"HeadsConfig"} <= set(schema.__all__), module
         assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))

@@ -81,6 +81,36 @@ def test_ctrl_c_waits_for_the_stage_and_a_termination_is_passed_on() -> None:
         assert Stage.codes == [] and Stage.terminated == passed_on
 
 
+def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path: Path) -> None:
+    Stage.codes = [0] * 5
+    told = ["experiment=domain", "data.store=/their/own", "drafter=hydra"]
+    cfg = load("distill", told)
+    cfg.run_dir = str(tmp_path)
+    pipeline.distill(cfg, told)
+    commands = [command for command, _ in Stage.started]
+    assert [c[2] for c in commands] == ["data", "train", "data", "train", "eval"]
+    general, own = load("train", commands[1][3:]), load("train", commands[3][3:])
+    assert (general.run_dir, own.run_dir) == (str(tmp_path / "general"), str(tmp_path))
+    assert (general.data.categories, own.data.categories) == ([], ["math_reasoning"])
+    assert general.data.store == "/their/own" and general.bench.against is None and own.bench.against == "general"
+    Stage.codes, Stage.started, cfg.data.categories = [0] * 5, [], []
+    pipeline.distill(cfg, told)
+    assert load("train", Stage.started[1][0][3:]).data.store is None  # the user's own store holds one kind only
+    own.data = general.data
+    assert (general.drafter, general.optim, general.objective) == (own.drafter, own.optim, own.objective)
+
+
+def test_what_a_stage_says_can_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(pipeline, "subprocess", subprocess)
+    log = tmp_path / "log"
+    assert pipeline.run_stage("platform", [], log) == 0
+    assert log.read_text() == capsys.readouterr().out != ""
+    assert pipeline.run_stage("json.tool", ["/no/such/file"], log) != 0
+    assert "/no/such/file" in log.read_text() and "Linux" not in log.read_text()
+
+
 def test_stages_wait_passively_and_inherit_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)

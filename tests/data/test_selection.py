@@ -44,6 +44,15 @@ def test_training_prompts_are_of_the_training_split() -> None:
     assert len(prompts) == 41
 
 
+def test_only_prompts_of_the_named_categories_are_collected() -> None:
+    math = ["data.categories=[math_reasoning]", "data.prompts=60"]
+    prompts = chosen(config("data.sources=[builtin,templated]", *math))
+    assert {p.category for p in prompts} == {"math_reasoning"} and len(prompts) == 60
+    assert {p.source for p in prompts} == {"builtin", "templated"} and {p.split for p in prompts} == {"train"}
+    with pytest.raises(UserError, match=r"no prompt of data.sources is of category 'maths'; there are coding, math_"):
+        chosen(config("data.sources=[builtin]", "data.categories=[coding,maths]"))
+
+
 def test_every_benchmark_file_is_kept_out_of_training(tmp_path: Path) -> None:
     mine = texts("train", 9)
     source = write(tmp_path / "mine.jsonl", *mine)

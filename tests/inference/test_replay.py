@@ -17,7 +17,16 @@ from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter, cut_from
 from inference.drafters.lookup import LookupDrafter
-from inference.replay import Record, chain_chances, longest_draft, lookup_of, replay
+from inference.replay import (
+    Overlap,
+    Record,
+    chain_chances,
+    longest_draft,
+    lookup_of,
+    overlap,
+    record_batch,
+    replay,
+)
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -132,6 +141,46 @@ def test_sampled_replay_has_the_law_of_live_rounds(
     assert len(cells) > 4
     table = [[counts[c] for c in cells] for counts in (live, ours)]
     assert chi2_contingency(table).pvalue > 1e-3
+
+
+def test_conditional_acceptance_from_every_place_of_a_text() -> None:
+    q, p = torch.tensor([[0.5, 0.2], [0.1, 0.4]]), torch.tensor([[0.25, 0.4], [0.2, 0.8]])
+    valid = torch.tensor([[True, True], [True, False]])
+    drawn = Overlap(q, p.double(), valid)
+    assert drawn.conditional() == [(2.0, pytest.approx(1.5)), (pytest.approx(1.0), pytest.approx(0.5))]
+    greedy = Overlap(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), None, torch.ones(2, 2, dtype=torch.bool))
+    assert greedy.conditional() == [(2.0, 1.0), (1.0, 0.0)]
+
+
+def test_its_mean_is_alpha(target: Target, hydra: HydraDrafter) -> None:
+    """Over texts of the law p the accepted share of drafted tokens is Σ min(p, q)."""
+    sampling, kept, reached, alpha = Sampling(1.0), 0.0, 0.0, []
+    decoder = Decoder(target, None, sampling=sampling, batch=200, seed=4, keep_hidden=True)
+    for result in decoder.run([Request(PROMPTS[0], max_new_tokens=12) for _ in range(200)]):
+        record = as_record(result)
+        if len(record.tokens) < 2:
+            continue
+        positions = overlap(hydra, target, record, 1, sampling).conditional()
+        reached, kept = reached + positions[0][0], kept + positions[0][1]
+        assert record.hidden is not None
+        with torch.no_grad():
+            q = hydra.train_logits(record_batch(target, record))[0, :, 0].softmax(-1)
+            p = target.head(record.hidden[1:]).softmax(-1)
+        alpha += torch.minimum(p, q).sum(-1).tolist()
+    assert reached == len(alpha) > 500
+    assert kept / reached == pytest.approx(sum(alpha) / len(alpha), abs=0.04)
+
+
+@pytest.mark.parametrize("kind", ["hydra", "lm"])
+def test_hidden_states_that_were_not_kept_are_read_again(
+    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str
+) -> None:
+    drafter, record = kinds(target, make_hydra)[kind], as_record(plain(target, Sampling(1.0), 12)[0])
+    for sampling in (Sampling(), Sampling(1.0)):
+        kept = chain_chances(drafter, target, record, 2, sampling)
+        torch.testing.assert_close(
+            chain_chances(drafter, target, replace(record, hidden=None), 2, sampling), kept, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_a_round_never_drafts_more_than_the_limit_leaves() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from conf.errors import UserError
-from conf.schema import Eagle3Config, LmConfig, OptimConfig
+from conf.schema import Eagle3Config, LmConfig, OptimConfig, RunConfig
 from data.loader import Loader
 from inference.drafters import build
 from train.checkpoint import Checkpoints
@@ -214,6 +214,62 @@ def test_a_nan_ends_the_run_and_keeps_the_last_good_checkpoint(
     whole, resumed = make_trainer(tmp_path / "whole"), make_trainer(tmp_path)
     whole.train(fake_validator)
     assert resumed.train(fake_validator).step == 8 and same(weights(whole), weights(resumed))
+
+
+class Clock:
+    """Stands for the module `time`: every look at it takes `seconds`, so a step takes as long."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self.seconds = 0.0, seconds
+
+    def monotonic(self) -> float:
+        self.now += self.seconds
+        return self.now
+
+
+def on_the_clock(config: Any, max_time: str) -> RunConfig:
+    cfg: RunConfig = config()
+    cfg.optim.max_time, cfg.optim.max_steps, cfg.optim.epochs = max_time, None, 0.1
+    return cfg
+
+
+def test_a_run_on_the_clock_ends_with_its_time(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.loop.time", Clock(0.5))
+    trainer, validator = make_trainer(tmp_path, on_the_clock(config, "4s")), fake_validator()
+    state = trainer.train(lambda: validator)
+    assert state.step == 8 and state.step_seconds == 4.0 and validator.asked == [0, 4, 8]
+    assert state.tokens > state.positions / 2  # each response token is drafted by two heads at most
+    rates = [line["lr"] for line in lines(tmp_path) if "lr" in line]
+    assert rates[0] < 1e-6 and max(rates) == rates[1] and rates[-1] == pytest.approx(5e-4, rel=0.1)
+    again = make_trainer(tmp_path, on_the_clock(config, "4s"))
+    assert again.train(lambda: validator).step == 8 and validator.asked == [0, 4, 8]
+
+
+@pytest.mark.parametrize("step", [2, 4, 6])
+def test_a_killed_run_on_the_clock_has_the_time_it_had_left(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    monkeypatch.setattr("train.loop.time", Clock(0.5))
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        at_step(patch, step, kill)
+        make_trainer(tmp_path, on_the_clock(config, "4s")).train(fake_validator)
+    validator = fake_validator()
+    state = make_trainer(tmp_path, on_the_clock(config, "4s")).train(lambda: validator)
+    assert state.step == 8 and state.step_seconds == 4.0  # what the kill undid did not count
+    assert [v["step"] for v in state.validations] == [0, 4, 8]
+
+
+def test_steps_longer_than_a_validations_distance(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.loop.time", Clock(3.0))
+    cfg = on_the_clock(config, "7s")
+    cfg.checkpoint.validations = 8
+    validator = fake_validator()
+    state = make_trainer(tmp_path, cfg).train(lambda: validator)
+    assert state.step == 3 and validator.asked == [0, 1, 2, 3]
 
 
 def test_validation_steps() -> None:

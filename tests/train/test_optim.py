@@ -8,7 +8,15 @@ from torch import nn
 
 from conf.errors import UserError
 from conf.schema import OptimConfig
-from train.optim import build_optimizer, fast_bf16, learning_rate, mixed_precision, total_steps
+from train.optim import (
+    UNKNOWN,
+    build_optimizer,
+    fast_bf16,
+    learning_rate,
+    mixed_precision,
+    projected_steps,
+    total_steps,
+)
 
 
 def test_warmup_then_cosine() -> None:
@@ -45,6 +53,18 @@ def test_total_steps() -> None:
     assert total_steps(OptimConfig(epochs=3, accumulate=2), 10) == 15
     assert total_steps(OptimConfig(epochs=0.25, accumulate=1), 10) == 3
     assert total_steps(OptimConfig(epochs=3, max_steps=4), 10) == 4
+
+
+def test_a_run_on_the_clock_is_as_long_as_its_time() -> None:
+    cfg = OptimConfig(max_time="1min", lr=1.0, warmup=0.1, final_lr=0.2)
+    assert projected_steps(0, 0.0, cfg) == UNKNOWN and learning_rate(0, UNKNOWN, cfg) < 1e-4
+    for step, seconds in [(1, 2.0), (10, 15.0), (200, 30.0), (300, 59.0)]:
+        total = projected_steps(step, seconds, cfg)
+        assert step / total == pytest.approx(seconds / 60, rel=0.02)
+    assert projected_steps(3, 59.9, cfg) == 4  # one more step, however long they have been
+    assert projected_steps(7, 60.0, cfg) == projected_steps(7, 90.0, cfg) == 7
+    assert learning_rate(300, projected_steps(300, 59.99, cfg), cfg) == pytest.approx(0.2, abs=1e-3)
+    assert projected_steps(10, 15.0, OptimConfig(max_time="1min", max_steps=12)) == 12
 
 
 @pytest.mark.parametrize(
