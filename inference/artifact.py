@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
-from conf.errors import UserError, require
+from conf.errors import UserError
 from conf.schema import (
     BlockConfig,
     DrafterConfig,
@@ -191,23 +191,6 @@ def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
     """What most weights are kept in."""
     largest = max(tensors.values(), key=torch.Tensor.numel)
     return str(largest.dtype).removeprefix("torch.")
-
-
-def warm_start(cfg: DrafterConfig, target: Target) -> Drafter:
-    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start.
-
-    The vocabulary is the earlier one as it stands: chosen anew, it would permute the head. Raises UserError as
-    `load_drafter` does; ConfigError for another kind or size of vocabulary, UserError for other sizes.
-    """
-    assert cfg.warm_start is not None
-    earlier, found, _ = load_drafter(cfg.warm_start, target)
-    require(found.kind == cfg.kind, "drafter.warm_start", cfg.warm_start, f"a {cfg.kind} drafter; it is a {found.kind}")
-    kept = f"{found.draft_vocab_size}, as in drafter.warm_start"
-    same = cfg.draft_vocab_size == found.draft_vocab_size
-    require(same, "drafter.draft_vocab_size", cfg.draft_vocab_size, kept)
-    drafter = build(cfg, target, earlier.draft_ids)
-    load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")
-    return drafter
 
 
 def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:

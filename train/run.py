@@ -18,12 +18,13 @@ from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
-from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
+from inference.artifact import CONFIG, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_memory, device_of, load_target, precheck
 from inference.replay import lookup_of
 from inference.target import Target
+from inference.warm_start import saved_config, saved_digest, warm_start
 
 from .calibrate import calibrated, described
 from .checkpoint import flatten
@@ -66,11 +67,15 @@ def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
 
 
 def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
-    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process; other configurations as they
-    are."""
+    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process, or that of drafter.warm_start;
+    other configurations as they are."""
     drafter = cfg.drafter
     if not isinstance(drafter, EarlyExitConfig) or drafter.exit_layer != AUTO or drafter.folder is not None:
         return cfg
+    if drafter.warm_start is not None:
+        earlier = saved_config(drafter.warm_start)
+        layer = earlier.exit_layer if isinstance(earlier, EarlyExitConfig) else AUTO
+        return replace(cfg, drafter=replace(drafter, exit_layer=layer))
     if main:
         choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
     return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
@@ -163,6 +168,7 @@ def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
     """Everything that `drafter/` depends on, flattened: a checkpoint resumes only where it is equal."""
+    earlier = cfg.drafter.warm_start or cfg.drafter.folder
     return flatten(
         {
             "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
@@ -174,6 +180,7 @@ def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) 
             "data.max_prompt_tokens": cfg.data.max_prompt_tokens,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
             **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
+            **({"started_from": saved_digest(earlier)} if earlier else {}),
             "launcher.num_processes": world,
             "seed": cfg.seed,
         }
