@@ -14,7 +14,7 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, NgramConfig, RunConfig, TrainMode
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -30,7 +30,7 @@ from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .exits import choose_exit, chosen_exit
 from .lookup import tuned
-from .loop import Trainer, make_accelerator
+from .loop import Run, Trainer, make_accelerator
 from .rng import seed_everything
 from .validate import Validator, choose_requests, held_out_batches, plain_answers
 from .vocab import choose_vocab, coverage_line
@@ -109,7 +109,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
+def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
     """Put the best checkpoint's weights into `drafter/`, its lookup and confidence tuned on plain answers; the
     figures of timing/train.json."""
     state = trainer.state
@@ -121,7 +121,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
     cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
-        "config_digest": digest_of(state.identity),
+        "config_digest": digest_of(trainer.outcome()),
         "steps": state.step,
         "positions": state.positions,
         "positions_per_s": state.positions / state.step_seconds,
@@ -139,13 +139,14 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     return {**figures, "earlier_s": trainer.earlier_seconds}
 
 
-def provenance(trainer: Trainer) -> dict[str, Any]:
+def provenance(trainer: Run[Any]) -> dict[str, Any]:
     """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
-    cfg, store = trainer.cfg, trainer.loader.store
+    cfg, store = trainer.cfg, trainer.loader.learned()
     ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
     return {
         "objective": plain(cfg.objective),
         "optim": plain(cfg.optim),
+        **({"online": plain(cfg.online)} if cfg.mode is TrainMode.online else {}),
         "seed": cfg.seed,
         "data": store.settings.get("data", {}),
         "store": {
@@ -160,10 +161,15 @@ def provenance(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def store_folder(cfg: RunConfig, path: Path) -> Path:
+    """data.store, default run_dir/store."""
+    return Path(cfg.data.store) if cfg.data.store else path / "store"
+
+
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
-    folder = Path(cfg.data.store) if cfg.data.store else path / "store"
-    return Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
+    identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
+    return Store.open(store_folder(cfg, path), identity)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ that the peak is the logits, their gradient and a few chunks. Gradients are summ
 divided once by the global count (weights.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -75,7 +75,9 @@ class Sums:
 
 @dataclass
 class Distillation:
-    """What a step works with. view: TrainView as accelerate prepared it."""
+    """What a step works with. view: TrainView as accelerate prepared it; rate: the learning rate of a step, where it
+    is not a warmup and a cosine over `total` steps.
+    """
 
     target: Target
     drafter: Drafter
@@ -86,6 +88,7 @@ class Distillation:
     objective: ObjectiveConfig
     optim: OptimConfig
     total: int
+    rate: Callable[[int], float] | None = None
 
     def step(self, number: int, batches: Sequence[Batch]) -> dict[str, Any]:
         """Optimiser step `number` (from 0) over its micro-batches; the metrics of all ranks.
@@ -101,7 +104,7 @@ class Distillation:
         sums.per_position = self.accelerator.reduce(sums.per_position, "sum")
         sums.reduced = self.accelerator.reduce(sums.reduced, "sum")
         norm = self._finish_gradients(float(sums.reduced[1]))
-        rate = learning_rate(number, self.total, self.optim)
+        rate = self.rate(number) if self.rate else learning_rate(number, self.total, self.optim)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         return {**sums.metrics(), "grad_norm": norm, "lr": rate}
