@@ -103,8 +103,9 @@ class RunConfig:
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
         if self.objective.position_weights is None:
-            block = isinstance(self.drafter, BlockConfig)
-            self.objective.position_weights = PositionWeights.exp if block else PositionWeights.decay
+            block, chains = isinstance(self.drafter, BlockConfig), self.objective.over_chains
+            usual = PositionWeights.exp if block else PositionWeights.decay
+            self.objective.position_weights = PositionWeights.uniform if chains else usual
         if self.mode is TrainMode.online:
             self._check_online()
 

@@ -45,7 +45,7 @@ class ObjectiveConfig:
     eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel ones (Medusa, block)
     jsd_beta: float = 0.5
     ce_hard: bool = False  # ce: label = the response token instead of argmax p
-    position_weights: PositionWeights | None = None  # default: exp for block drafters, decay for the others
+    position_weights: PositionWeights | None = None  # default: uniform for e2e, exp for block drafters, else decay
     normalise: Normalise = Normalise.sequence
     confidence_weight: float = 1.0  # of the loss of a confidence head, where the drafter has one
 
@@ -54,6 +54,14 @@ class ObjectiveConfig:
         require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
         require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
         require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
+        twice = self.over_chains and self.position_weights == PositionWeights.dpace
+        own = f"uniform, decay or exp: {self.kind.value} itself weighs a position by those before it"
+        require(not twice, "objective.position_weights", "dpace", own)
+
+    @property
+    def over_chains(self) -> bool:
+        """Whether it is a product over the positions of a chain."""
+        return self.kind in (ObjectiveKind.e2e, ObjectiveKind.e2e_exact)
 
 
 @dataclass

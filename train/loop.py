@@ -78,6 +78,7 @@ class Run(ABC, Generic[B]):
             optim=cfg.optim,
             total=self.total or 0,
             rate=self.rate,
+            chain=cfg.drafter.num_spec_tokens,
         )
         self.state = TrainState(loader=loader.place(), identity=identity)
         self.earlier_seconds = 0.0  # of the attempts before this one
