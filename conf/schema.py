@@ -28,9 +28,11 @@ from .training import (
     Normalise,
     ObjectiveConfig,
     ObjectiveKind,
+    OnlineConfig,
     OptimConfig,
     PositionWeights,
     TrackingConfig,
+    TrainMode,
     parse_seconds,
 )
 
@@ -62,6 +64,7 @@ __all__ = [
     "Normalise",
     "ObjectiveConfig",
     "ObjectiveKind",
+    "OnlineConfig",
     "OptimConfig",
     "PositionWeights",
     "PublishConfig",
@@ -71,6 +74,7 @@ __all__ = [
     "SuffixConfig",
     "TargetConfig",
     "TrackingConfig",
+    "TrainMode",
     "parse_bytes",
     "parse_seconds",
 ]
@@ -95,11 +99,13 @@ class RunConfig:
     name: str = "default"
     run_dir: str | None = None
     seed: int = 0
+    mode: TrainMode = TrainMode.store  # of training
     target: TargetConfig = field(default_factory=TargetConfig)
     drafter: DrafterConfig = MISSING
     objective: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
+    online: OnlineConfig = field(default_factory=OnlineConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
@@ -111,8 +117,17 @@ class RunConfig:
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
         if self.objective.position_weights is None:
-            block = isinstance(self.drafter, BlockConfig)
-            self.objective.position_weights = PositionWeights.exp if block else PositionWeights.decay
+            block, chains = isinstance(self.drafter, BlockConfig), self.objective.over_chains
+            usual = PositionWeights.exp if block else PositionWeights.decay
+            self.objective.position_weights = PositionWeights.uniform if chains else usual
+        if self.mode is TrainMode.online:
+            self._check_online()
+
+    def _check_online(self) -> None:
+        steps, processes, kind = self.optim.max_steps, self.launcher.num_processes, self.drafter.kind
+        require(self.drafter.trains, "mode", self.mode.value, f"store: nothing of this {kind} drafter is trained")
+        require(steps is None or steps >= 2, "optim.max_steps", steps, "2 or more with mode=online: one to cool down")
+        require(processes == 1, "launcher.num_processes", processes, "1 with mode=online")
 
 
 @dataclass

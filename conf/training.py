@@ -45,7 +45,7 @@ class ObjectiveConfig:
     eta: float | None = None  # lk; default: 3 for sequential drafters, 10 for parallel ones (Medusa, block)
     jsd_beta: float = 0.5
     ce_hard: bool = False  # ce: label = the response token instead of argmax p
-    position_weights: PositionWeights | None = None  # default: exp for block drafters, decay for the others
+    position_weights: PositionWeights | None = None  # default: uniform for e2e, exp for block drafters, else decay
     normalise: Normalise = Normalise.sequence
     confidence_weight: float = 1.0  # of the loss of a confidence head, where the drafter has one
 
@@ -54,6 +54,14 @@ class ObjectiveConfig:
         require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
         require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
         require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
+        twice = self.over_chains and self.position_weights == PositionWeights.dpace
+        own = f"uniform, decay or exp: {self.kind.value} itself weighs a position by those before it"
+        require(not twice, "objective.position_weights", "dpace", own)
+
+    @property
+    def over_chains(self) -> bool:
+        """Whether it is a product over the positions of a chain."""
+        return self.kind in (ObjectiveKind.e2e, ObjectiveKind.e2e_exact)
 
 
 @dataclass
@@ -92,6 +100,39 @@ class OptimConfig:
         require(
             self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"
         )
+
+
+class TrainMode(StrEnum):
+    """store: a store as it is; online: one that grows meanwhile."""
+
+    store = "store"
+    online = "online"
+
+
+@dataclass
+class OnlineConfig:
+    """mode=online: learn from a store while another process fills it, until it is complete or idle.
+
+    optim.epochs and optim.warmup do not count then: how long it will take is not known. The learning rate rises over
+    `warmup_steps`, stays, and falls to optim.final_lr in a cooldown on recent rows after the last new one.
+    """
+
+    idle_timeout: float = 600.0  # seconds without anything new in the store, after which training ends
+    max_seconds: float | None = None  # of the whole run, waiting and cooldown included; see optim.max_steps too
+    first_tokens: int = 20000  # response tokens that a trimmed vocabulary, or an exit, is chosen on: waited for
+    replay: float = 2.0  # older rows trained on beside each new one
+    replay_tokens: int = 200000  # response tokens of the newest older rows that they are drawn from: bounds the memory
+    warmup_steps: int = 50
+    cooldown: float = 0.1  # its steps, as a share of those before it
+    every: int = 100  # optimiser steps between validations, each of which saves a checkpoint
+
+    def __post_init__(self) -> None:
+        for key in ("idle_timeout", "first_tokens", "replay_tokens", "every"):
+            require(getattr(self, key) > 0, f"online.{key}", getattr(self, key), "> 0")
+        require(self.max_seconds is None or self.max_seconds > 0, "online.max_seconds", self.max_seconds, "> 0")
+        require(self.replay >= 0, "online.replay", self.replay, ">= 0")
+        require(self.warmup_steps >= 0, "online.warmup_steps", self.warmup_steps, ">= 0")
+        require(0 < self.cooldown <= 1, "online.cooldown", self.cooldown, "above 0, up to 1")
 
 
 @dataclass

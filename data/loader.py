@@ -5,20 +5,16 @@ Knows nothing about objectives: what is bounded is the number of response positi
 
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 
 from conf.errors import UserError
-from inference.batch import Batch, make_batch
+from inference.batch import Batch
 
+from .batches import Batches, Entry, positions
 from .store import Store
-
-# Batches' worth of shuffled rows that are sorted by length together, but never more than a quarter of all
-# rows: rows that are always sorted together meet the same company in every epoch.
-WINDOW = 16
-MIN_RESPONSE = 2  # a drafter drafts response token a + 1 at response token a: one token alone teaches nothing
 
 
 @dataclass
@@ -29,15 +25,7 @@ class LoaderState:
     index: int = 0
 
 
-@dataclass(frozen=True)
-class _Entry:
-    shard: int
-    row: int
-    prompt: int  # prompt tokens
-    response: int  # response tokens, after the cut to batch_tokens
-
-
-class Loader:
+class Loader(Batches):
     """An endless stream of batches with exact resume: a `state` is all it takes to repeat what came after.
 
     A batch holds rows x longest response <= batch_tokens positions. Ranks take every world_size-th batch of
@@ -57,16 +45,14 @@ class Loader:
         world_size: int = 1,
     ) -> None:
         """Rows that the store excludes are left out. UserError: no rows."""
-        self.store = store
-        self.batch_tokens = batch_tokens
+        super().__init__(store, batch_tokens, device)
         self.seed = seed
-        self.device = torch.device(device)
         self.rank, self.world_size = rank, world_size
-        self.short_rows = self.cut_rows = 0
-        self._entries = list(self._select())
-        self._check()
+        self._entries = [entry for shard in range(len(store.shards)) for entry in self._usable(shard)]
+        if not self._entries:
+            self._refuse_empty()
         self.state = state or LoaderState()
-        self._planned: tuple[int, list[list[_Entry]]] = (-1, [])
+        self._planned: tuple[int, list[list[Entry]]] = (-1, [])
         if not self._plan(self.state.epoch):
             raise UserError(
                 f"{store.path} fills fewer batches than there are processes ({world_size}): collect more, or "
@@ -81,12 +67,24 @@ class Loader:
     @property
     def num_positions(self) -> int:
         """Response tokens that are trained on, padding not counted."""
-        return sum(entry.response for entry in self._entries)
+        return positions(self._entries)
 
     @property
     def steps_per_epoch(self) -> int:
         """Batches of this rank in the current epoch (epochs differ by a batch or two)."""
         return len(self._plan(self.state.epoch))
+
+    def place(self) -> dict[str, Any]:
+        """`state`."""
+        return asdict(self.state)
+
+    def go_to(self, place: dict[str, Any]) -> None:
+        """The inverse of `place`."""
+        self.state = LoaderState(**place)
+
+    def learned(self) -> Store:
+        """All of the store."""
+        return self.store
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -107,29 +105,7 @@ class Loader:
         while self.state.epoch == epoch and self.state.index < self.steps_per_epoch:
             yield next(self)
 
-    def _select(self) -> Iterator[_Entry]:
-        for shard in range(len(self.store.shards)):
-            table = self.store.table(shard)
-            for row, key in enumerate(table.column("key")):
-                if key in self.store.excluded:
-                    continue
-                prompt, response = len(table.prompt(row)), len(table.response(row))
-                self.short_rows += response < MIN_RESPONSE
-                self.cut_rows += response > self.batch_tokens
-                if response >= MIN_RESPONSE:
-                    yield _Entry(shard, row, prompt, min(response, self.batch_tokens))
-
-    def _check(self) -> None:
-        if self.batch_tokens < MIN_RESPONSE:
-            raise UserError(f"optim.batch_tokens = {self.batch_tokens} supervises nothing: use >= 2")
-        if not self._entries:
-            raise UserError(
-                f"{self.store.path} holds nothing to learn from: {self.store.num_rows} rows, of them "
-                f"{self.short_rows} with fewer than 2 response tokens; collect more "
-                "(data.prompts, data.response_tokens)"
-            )
-
-    def _plan(self, epoch: int) -> list[list[_Entry]]:
+    def _plan(self, epoch: int) -> list[list[Entry]]:
         """This rank's batches of an epoch."""
         if self._planned[0] != epoch:
             batches = self._batches(epoch)
@@ -137,49 +113,5 @@ class Loader:
             self._planned = (epoch, batches[self.rank : even : self.world_size])
         return self._planned[1]
 
-    def _batches(self, epoch: int) -> list[list[_Entry]]:
-        """Shuffle rows; sort windows by length, every other one backwards so that lengths join; cut."""
-        order = random.Random(f"draftsmith {self.seed} {epoch}")
-        entries = self._entries.copy()
-        order.shuffle(entries)
-        window = WINDOW * self.batch_tokens * len(entries) // self.num_positions
-        window = max(1, min(window, len(entries) // 4))
-        windows = [
-            sorted(entries[start : start + window], key=_size, reverse=bool(number % 2))
-            for number, start in enumerate(range(0, len(entries), window))
-        ]
-        batches = list(self._cut(chain.from_iterable(windows)))
-        order.shuffle(batches)
-        return batches
-
-    def _cut(self, entries: Iterator[_Entry]) -> Iterator[list[_Entry]]:
-        batch: list[_Entry] = []
-        longest = 0
-        for entry in entries:
-            if batch and (len(batch) + 1) * max(longest, entry.response) > self.batch_tokens:
-                yield batch
-                batch, longest = [], 0
-            batch.append(entry)
-            longest = max(longest, entry.response)
-        yield batch
-
-    def _read(self, entries: list[_Entry]) -> Batch:
-        tables = [self.store.table(entry.shard) for entry in entries]
-        hidden = None
-        if self.store.has_features:
-            starts = [int(t.response_offsets[e.row]) for t, e in zip(tables, entries, strict=True)]
-            hidden = [
-                self.store.hidden(e.shard, start, start + e.response)
-                for start, e in zip(starts, entries, strict=True)
-            ]
-        batch = make_batch(
-            [t.prompt(e.row).tolist() for t, e in zip(tables, entries, strict=True)],
-            [t.response(e.row)[: e.response].tolist() for t, e in zip(tables, entries, strict=True)],
-            hidden,
-            [t.key(e.row) for t, e in zip(tables, entries, strict=True)],
-        )
-        return batch.to(self.device)
-
-
-def _size(entry: _Entry) -> tuple[int, int]:
-    return entry.response, entry.prompt
+    def _batches(self, epoch: int) -> list[list[Entry]]:
+        return self._arranged(self._entries, random.Random(f"draftsmith {self.seed} {epoch}"))

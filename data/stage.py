@@ -85,7 +85,8 @@ def open_store(path: Path, target: Target, cfg: RunConfig, revisions: Mapping[st
     if changed and store.shards:
         store.close()
         raise UserError(f"{path} was collected with {', '.join(changed)}: set the same, or another run_dir")
-    store.update(complete=store.complete, settings=provenance(cfg, revisions, store.settings))
+    # Whoever reads it meanwhile waits for what is still to come.
+    store.update(complete=None, settings=provenance(cfg, revisions, store.settings))
     return store
 
 

@@ -72,6 +72,37 @@ class Store:
         store._clean()
         return store
 
+    def refresh(self) -> bool:
+        """Take in what a writer in another process has added since; whether anything changed.
+
+        One writer and any number of readers may be at a store at once: the manifest is replaced in one step, once
+        all that it lists is there. UserError: shards that were listed are gone, or it is another store now.
+        """
+        manifest = load_manifest(self.path)
+        if manifest == self._manifest:
+            return False
+        check_identity(self.path, self.identity, manifest.identity)
+        if manifest.shards[: len(self.shards)] != self.shards:
+            raise UserError(f"shards of {self.path} were taken out while they were read: run the same command again")
+        self._manifest, self._index = manifest, None
+        return True
+
+    def first(self, count: int) -> "Store":
+        """The first `count` shards alone, to be read."""
+        part = Store(self.path, self._changed(shards=self.shards[:count], excluded={}), None)
+        excluded: dict[str, int] = {}
+        for shard in range(count) if self.excluded else ():
+            keys = part.table(shard).column("key")
+            excluded |= {key: self.excluded[key] for key in keys if key in self.excluded}
+            part.forget(shard + 1)
+        part._manifest = part._changed(excluded=dict(sorted(excluded.items())))
+        return part
+
+    def forget(self, before: int) -> None:
+        """Free the rows in memory of the shards before number `before`; they are read again when asked for."""
+        kept = {shard.name for shard in self.shards[before:]}
+        self._tables = {name: table for name, table in self._tables.items() if name in kept}
+
     def close(self) -> None:
         """Give the lock back and close the feature files."""
         self._features.clear()

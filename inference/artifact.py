@@ -5,12 +5,12 @@ drafter.json holds the drafter's configuration (`drafter`), the target's identit
 (`training`); a drafter loads only onto the target it was made for.
 
 training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the
-run's settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of
-collection, sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses, each
-epoch's counted), `seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule that was
-found best, and what it reached), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far
-a confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is
-missing.
+run's settings), `online` (those of a run on a growing store), `data` (the settings its rows were collected with), `store`
+(rows, response_tokens, seconds of collection, sources and their revisions), `git_revision`, `versions`, `steps`,
+`positions`, `tokens` (of responses, each epoch's counted), `seconds`, `best` (the validation that chose the weights),
+`untrained_tau`, `lookup` (the rule that was found best, and what it reached), `pool` (rows and tokens of the earlier
+outputs that it looks up), `confidence` (how far a confidence head can be believed), `config_digest` (of all that the
+weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
-from conf.errors import UserError, require
+from conf.errors import UserError
 from conf.schema import (
     BlockConfig,
     DrafterConfig,
@@ -197,24 +197,6 @@ def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
     """What most weights are kept in."""
     largest = max(tensors.values(), key=torch.Tensor.numel)
     return str(largest.dtype).removeprefix("torch.")
-
-
-def warm_start(cfg: DrafterConfig, target: Target, pool: Pool | None = None) -> Drafter:
-    """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start; its pool is
-    another matter.
-
-    The vocabulary is the earlier one as it stands: chosen anew, it would permute the head. Raises UserError as
-    `load_drafter` does; ConfigError for another kind or size of vocabulary, UserError for other sizes.
-    """
-    assert cfg.warm_start is not None
-    earlier, found, _ = load_drafter(cfg.warm_start, target)
-    require(found.kind == cfg.kind, "drafter.warm_start", cfg.warm_start, f"a {cfg.kind} drafter; it is a {found.kind}")
-    kept = f"{found.draft_vocab_size}, as in drafter.warm_start"
-    same = cfg.draft_vocab_size == found.draft_vocab_size
-    require(same, "drafter.draft_vocab_size", cfg.draft_vocab_size, kept)
-    drafter = build(cfg, target, earlier.draft_ids, pool=pool)
-    load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")
-    return drafter
 
 
 def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -54,6 +54,24 @@ def make_config(kind: str, **changes: Any) -> DrafterConfig:
             return HydraConfig(**{"draft_vocab_size": 0} | common)
 
 
+# Every kind that is trained, in its variants.
+TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
+    "lm": ("lm", {"layers": [0]}),
+    "lm with LoRA": ("lm", {"layers": [0], "lora_rank": 2}),
+    "medusa": ("medusa", {"num_layers": 2}),
+    "hydra": ("hydra", {"inner_size": 16}),
+    "hydra unshared": ("hydra", {"share_steps": False, "num_layers": 2, "inner_size": 16}),
+    "hydra gru": ("hydra", {"chain": "gru"}),
+    "hydra prefix lstm": ("hydra", {"chain": "lstm", "prefix_attention": True, "taps": [0], "own_head": True}),
+    "eagle3": ("eagle3", {}),
+    "block": ("block", {"num_spec_tokens": 3, "block_size": 3, "inner_size": 16}),
+    "early_exit": ("early_exit", {"layers": []}),
+    "early_exit layers": ("early_exit", {"layers": [-1], "unroll": 3}),
+    "jump": ("jump", {"unroll": 3, "inner_size": 16}),
+    "jump with LoRA": ("jump", {"unroll": 3, "adaptation": "lora", "lora_rank": 2}),
+}
+
+
 def make_drafter(
     kind: str, target: Target, *, noise: float = 0.05, ids: torch.Tensor | None = None, **changes: Any
 ) -> Drafter:

@@ -34,7 +34,8 @@ class TrainState:
     loader: where the data goes on; positions and response tokens so far (of all ranks), seconds of the whole run and
     of its steps alone (steps that a kill undid do not count); validations: what each measured, by step; validated:
     the share of the run that was over at the last one;
-    identity: the flattened settings the weights depend on; files: checksums of the other files of a checkpoint.
+    identity: the flattened settings the weights depend on; files: checksums of the other files of a checkpoint;
+    cooldown: of a run of unknown length, once it has begun, the step at which it did and its number of steps.
     """
 
     step: int = 0
@@ -47,10 +48,11 @@ class TrainState:
     validated: float = 0.0
     identity: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    cooldown: list[int] = field(default_factory=list)
 
 
 class Checkpoints:
-    """The `checkpoints/` folder of a run. The last `keep` and the best stay."""
+    """The `checkpoints/` folder of a run. The last `keep`, the best and where a cooldown began stay."""
 
     def __init__(self, folder: Path, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -135,6 +137,10 @@ class Checkpoints:
         """The state of one checkpoint."""
         return TrainState(**json.loads((self.path(step) / STATE).read_text()))
 
+    def whole(self, step: int) -> TrainState | None:
+        """The state of one checkpoint; None when it is not there, or damaged."""
+        return self.state(step) if self._damage(step) is None else None
+
     def load_weights(self, step: int, module: nn.Module) -> None:
         """Put a checkpoint's weights into `module`.
 
@@ -161,11 +167,12 @@ class Checkpoints:
         return load_file(self.path(step) / f"rng-{rank}.safetensors")
 
     def prune(self, state: TrainState) -> None:
-        """Drop all but the last `keep` and the best: older ones, later ones that were found damaged, and what a killed
-        run left half-written."""
-        best = self.best(state.validations)
+        """Drop all but the last `keep`, the best, and those of where a cooldown began: older ones, later ones that were
+        found damaged, and what a killed run left half-written."""
+        begun = state.cooldown[:1]  # a run that goes on from there finds what it would have had
+        best = [self.best([v for v in state.validations if v["step"] <= end]) for end in (state.step, *begun)]
         last = [step for step in self.steps() if step <= state.step][-self.keep :]
-        for step in set(self.steps()) - {*last, *([best["step"]] if best else [])}:
+        for step in set(self.steps()) - {*last, *begun, *(v["step"] for v in best if v)}:
             shutil.rmtree(self.path(step), ignore_errors=True)
         for leftover in self.folder.glob(f"{TEMPORARY}*"):
             shutil.rmtree(leftover, ignore_errors=True)

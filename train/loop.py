@@ -1,11 +1,12 @@
 """A training run: resume, steps, validations, checkpoints; the best checkpoint becomes `drafter/`."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from accelerate import Accelerator
@@ -13,7 +14,9 @@ from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from conf.errors import UserError
 from conf.schema import RunConfig
-from data.loader import Loader, LoaderState
+from data.batches import Batches
+from data.loader import Loader
+from inference.batch import Batch
 from inference.drafters.base import Drafter
 from inference.target import Target
 
@@ -28,6 +31,7 @@ from .tracking import Metrics, Wandb
 from .validate import Validation
 
 VALIDATION_SECONDS = 2 * 60 * 60  # that ranks wait for each other at most
+B = TypeVar("B", bound=Batches)
 
 
 class Validates(Protocol):
@@ -46,19 +50,22 @@ def make_accelerator(cfg: RunConfig, device: torch.device) -> Accelerator:
     )
 
 
-class Trainer:
-    """One run of `cfg` in `run_dir`. identity: the flattened settings that the weights depend on."""
+class Run(ABC, Generic[B]):
+    """One run of `cfg` in `run_dir`, on the batches of `loader`. identity: the flattened settings that the weights
+    depend on. total: its optimiser steps, None when they are not known; rate: see Distillation.
+    """
+
+    total: int | None = None
+    rate: Callable[[int], float] | None = None
 
     def __init__(
-        self, cfg: RunConfig, run_dir: Path, target: Target, drafter: Drafter, loader: Loader,
+        self, cfg: RunConfig, run_dir: Path, target: Target, drafter: Drafter, loader: B,
         accelerator: Accelerator, identity: dict[str, Any],
     ) -> None:  # fmt: skip
         self.cfg, self.run_dir, self.drafter, self.loader = cfg, run_dir, drafter, loader
         self.accelerator = accelerator
         self.checkpoints = Checkpoints(run_dir / "checkpoints", cfg.checkpoint.keep)
-        self.by_time = cfg.optim.max_time is not None
-        self.total = total_steps(cfg.optim, loader.steps_per_epoch)
-        self.due = validation_steps(self.total, cfg.checkpoint.validations)
+        self.plan()
         optimizer = build_optimizer(drafter, cfg.optim)
         self.distillation = Distillation(
             target=target,
@@ -69,10 +76,40 @@ class Trainer:
             accelerator=accelerator,
             objective=cfg.objective,
             optim=cfg.optim,
-            total=self.total,
+            total=self.total or 0,
+            rate=self.rate,
+            chain=cfg.drafter.num_spec_tokens,
         )
-        self.state = TrainState(loader=asdict(loader.state), identity=identity)
+        self.state = TrainState(loader=loader.place(), identity=identity)
         self.earlier_seconds = 0.0  # of the attempts before this one
+
+    @abstractmethod
+    def plan(self) -> None:
+        """Set `total` or `rate`."""
+
+    @abstractmethod
+    def is_due(self, step: int) -> bool:
+        """Whether to validate, and save, after optimiser step `step`."""
+
+    @abstractmethod
+    def is_over(self) -> bool:
+        """Whether no step is left; if there is one, its batches are there."""
+
+    @abstractmethod
+    def batches(self) -> list[Batch]:
+        """The micro-batches of the next step."""
+
+    def replan(self) -> None:
+        """After every step: what the time that it took changes about `total`."""
+
+    def outcome(self) -> dict[str, Any]:
+        """Everything that `drafter/` depends on in the end."""
+        return self.state.identity
+
+    @property
+    def share(self) -> float:
+        """Of the run that is over; 0 when its length is not known."""
+        return self.state.step / self.total if self.total else 0.0
 
     @property
     def main(self) -> bool:
@@ -87,7 +124,7 @@ class Trainer:
         resumed = self._resume()
         self.metrics = Metrics(self.run_dir / "metrics.jsonl", resumed) if self.main else None
         self.display = Display(self.state.step, self.total, quiet=not self.main)
-        self._plan()
+        self.replan()
         self.wandb = self._start_wandb()
         try:
             with Stop(quiet=self.accelerator.num_processes > 1) as stop:
@@ -99,20 +136,18 @@ class Trainer:
         return self.state
 
     def _loop(self, validator: Validates | None, stop: Stop) -> None:
-        began = time.monotonic()
+        self._stop, self._began = stop, time.monotonic()
         self.drafter.train()
         while True:
-            self.state.seconds = self.earlier_seconds + time.monotonic() - began
-            if self._anyone(stop.requested):
-                self._leave()  # a validation that was due is made up for by the resumed run
+            self._leave_if_asked()  # a validation that was due is made up for by the resumed run
             self._validate_if_due(validator)
-            if self.state.step >= self.total:
+            if self.is_over():
                 return
             self._step()
 
     def _step(self) -> None:
         began = time.monotonic()
-        batches = [next(self.loader) for _ in range(self.cfg.optim.accumulate)]
+        batches = self.batches()
         try:
             metrics = self.distillation.step(self.state.step, batches)
         except NotFinite as error:
@@ -125,34 +160,21 @@ class Trainer:
         tokens, seconds = self._summed(read, time.monotonic() - began)
         seconds /= self.accelerator.num_processes  # the mean over ranks, on which all of them agree
         self.state.step += 1
-        self.state.loader = asdict(self.loader.state)
+        self.state.loader = self.loader.place()
         self.state.positions += metrics["positions"]
         self.state.tokens += round(tokens)
         self.state.step_seconds += seconds
-        self._plan()
+        self.replan()
         metrics["positions_per_s"] = metrics["positions"] / seconds
         self._log(metrics)
         self.display.step(self.state.step, metrics, metrics["positions_per_s"])
 
-    def _plan(self) -> None:
-        """In a run on the clock: how many steps it will have, as it looks now. The learning rate follows from it."""
-        if self.by_time:
-            self.total = projected_steps(self.state.step, self.state.step_seconds, self.cfg.optim)
-            self.distillation.total = self.display.total = self.total
-
-    def _is_due(self, share: float) -> bool:
-        """Whether a validation is due after this step, `share` of the run being over."""
-        if not self.by_time or self.state.step == 0:
-            return self.state.step in self.due
-        count = self.cfg.checkpoint.validations
-        return int(share * count) > int(self.state.validated * count)
-
     def _validate_if_due(self, validator: Validates | None) -> None:
         """Validate once at the steps that are due, and save; random states are as if nothing had happened."""
-        step, share = self.state.step, self.state.step / self.total
-        if not self._is_due(share) or any(v["step"] == step for v in self.state.validations):
+        step = self.state.step
+        if not self.is_due(step) or any(v["step"] == step for v in self.state.validations):
             return
-        self.state.validated = share
+        self.state.validated = self.share
         if validator is not None:
             with undisturbed():
                 validation = validator.validate(step, self.drafter)
@@ -171,24 +193,33 @@ class Trainer:
     def _resume(self) -> int | None:
         """Continue from the newest whole checkpoint. Returns its step, None for a fresh start."""
         seed_everything(self.cfg.seed + self.accelerator.process_index)
-        state = self.checkpoints.latest(quiet=not self.main)
+        state = self.newest()
         if state is None:
             return None
         check_identity(state, self.state.identity, self.checkpoints.folder)
         rank = self.accelerator.process_index
         rng = self.checkpoints.load(state.step, self.drafter, self.distillation.optimizer, rank)
         self.state, self.earlier_seconds = state, state.seconds
-        self.loader.state = LoaderState(**state.loader)
+        self.loader.go_to(state.loader)
         set_rng_state(rng)
         if self.main:
             self.checkpoints.prune(state)  # a kill may have come between a checkpoint and this
             print(f"resuming after step {state.step} from {self.checkpoints.path(state.step)}", flush=True)
         return state.step
 
-    def _leave(self) -> None:
+    def newest(self) -> TrainState | None:
+        """The checkpoint to go on from, if there is one."""
+        return self.checkpoints.latest(quiet=not self.main)
+
+    def _leave_if_asked(self) -> None:
+        """Take the time; after a signal save and raise KeyboardInterrupt."""
+        self.state.seconds = self.earlier_seconds + time.monotonic() - self._began
+        if not self._anyone(self._stop.requested):
+            return
         self._save()
+        total = "" if self.total is None else f" of {self.total}"
         raise KeyboardInterrupt(
-            f"training stopped after step {self.state.step} of {self.total}, saved in "
+            f"training stopped after step {self.state.step}{total}, saved in "
             f"{self.checkpoints.path(self.state.step)}; run the same command again to resume"
         )
 
@@ -219,6 +250,38 @@ class Trainer:
         self.wandb.finish()
         if self.metrics is not None:
             self.metrics.close()
+
+
+class Trainer(Run[Loader]):
+    """A run over a store as it is, of optim.epochs epochs or optim.max_time."""
+
+    def plan(self) -> None:
+        """As many steps as the epochs take."""
+        self.by_time = self.cfg.optim.max_time is not None
+        self.total = total_steps(self.cfg.optim, self.loader.steps_per_epoch)
+        self.due = validation_steps(self.total, self.cfg.checkpoint.validations)
+
+    def replan(self) -> None:
+        """In a run on the clock: how many steps it will have, as it looks now. The learning rate follows from it."""
+        if self.by_time:
+            self.total = projected_steps(self.state.step, self.state.step_seconds, self.cfg.optim)
+            self.distillation.total = self.display.total = self.total
+
+    def is_due(self, step: int) -> bool:
+        """At step 0 (the untrained drafter), at equal distances and at the end."""
+        if not self.by_time or step == 0:
+            return step in self.due
+        count = self.cfg.checkpoint.validations
+        return int(self.share * count) > int(self.state.validated * count)
+
+    def is_over(self) -> bool:
+        """After `total` steps."""
+        assert self.total is not None
+        return self.state.step >= self.total
+
+    def batches(self) -> list[Batch]:
+        """The next ones; epochs turn by themselves."""
+        return [next(self.loader) for _ in range(self.cfg.optim.accumulate)]
 
 
 def validation_steps(total: int, count: int) -> set[int]:

@@ -1,6 +1,7 @@
 """AdamW, its learning rate as a function of the step, and where bfloat16 autocast pays."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +38,29 @@ def learning_rate(step: int, total: int, cfg: OptimConfig) -> float:
     progress = (step - warmup) / max(1, total - 1 - warmup)
     floor = cfg.lr * cfg.final_lr
     return floor + (cfg.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+def stable_rate(step: int, cfg: OptimConfig, warmup: int, cooldown: Sequence[int] = ()) -> float:
+    """Rate of a run of unknown length: linear warmup, then constant, and in the cooldown (its first step and its
+    length) lr (1 - sqrt x) down to final_lr * lr (Hägele et al. 2024, arXiv:2405.18392, section 3).
+    """
+    first, length = cooldown or (step, 0)
+    rate = cfg.lr * min(1.0, (min(step, first) + 1) / max(1, warmup))
+    if not length:
+        return rate
+    floor = min(rate, cfg.lr * cfg.final_lr)
+    return floor + (rate - floor) * (1 - math.sqrt(min(1.0, (step - first + 1) / length)))
+
+
+def cooldown_steps(before: int, share: float, most: int | None) -> int:
+    """Steps of a cooldown after `before` steps, at most `most` steps in all; at least one."""
+    steps = math.ceil(share * before)
+    return max(1, steps if most is None else min(steps, most - before))
+
+
+def steps_before_cooldown(most: int, share: float) -> int:
+    """How many steps of `most` come before a cooldown of `share` of them; at least one."""
+    return max(1, math.floor(most / (1 + share)))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -10,9 +10,10 @@ LINE_SECONDS = 10.0  # between plain lines
 
 
 class Display:
-    """loss, α per draft position, τ, rate and ETA of a run of `total` steps that starts at step `start`."""
+    """loss, α per draft position, τ, rate and ETA of a run of `total` steps (None: not known) that starts at step
+    `start`."""
 
-    def __init__(self, start: int, total: int, quiet: bool = False) -> None:
+    def __init__(self, start: int, total: int | None, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
         self.tau: float | None = None
         self._first: tuple[int, float] | None = None  # the first step done here, and when
@@ -30,7 +31,8 @@ class Display:
             self._bar.update(self._task, completed=step, description=text)
         elif not self.quiet and (time.monotonic() - self._told > LINE_SECONDS or step == self.total):
             self._told = time.monotonic()
-            print(f"train {step}/{self.total}  {text}  ETA {self._eta(step)}", flush=True)
+            of, eta = ("", "") if self.total is None else (f"/{self.total}", f"  ETA {self._eta(step, self.total)}")
+            print(f"train {step}{of}  {text}{eta}", flush=True)
 
     def say(self, line: str) -> None:
         """A line of its own."""
@@ -43,11 +45,11 @@ class Display:
         if self._bar is not None:
             self._bar.stop()
 
-    def _eta(self, step: int) -> str:
+    def _eta(self, step: int, total: int) -> str:
         first, began = self._first or (step, 0.0)
         if step == first:
             return "?"
-        seconds = round((time.monotonic() - began) / (step - first) * (self.total - step))
+        seconds = round((time.monotonic() - began) / (step - first) * (total - step))
         return f"{seconds // 60}:{seconds % 60:02d}"
 
 

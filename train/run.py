@@ -14,23 +14,24 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, EarlyExitConfig, LookupConfig, RunConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, LookupConfig, RunConfig, TrainMode
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
 from data.subset import limited
-from inference.artifact import CONFIG, load_drafter, save_drafter, warm_start
+from inference.artifact import CONFIG, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.load import device_memory, device_of, load_target, precheck
 from inference.replay import lookup_of
 from inference.target import Target
+from inference.warm_start import saved_config, saved_digest, warm_start
 
 from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .exits import choose_exit, chosen_exit
 from .lookup import make_pool, tuned
-from .loop import Trainer, make_accelerator
+from .loop import Run, Trainer, make_accelerator
 from .rng import seed_everything
 from .validate import Validator, choose_requests, held_out_batches, plain_answers
 from .vocab import choose_vocab, coverage_line
@@ -75,11 +76,15 @@ def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
 
 
 def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
-    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process; other configurations as they
-    are."""
+    """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process, or that of drafter.warm_start;
+    other configurations as they are."""
     drafter = cfg.drafter
     if not isinstance(drafter, EarlyExitConfig) or drafter.exit_layer != AUTO or drafter.folder is not None:
         return cfg
+    if drafter.warm_start is not None:
+        earlier = saved_config(drafter.warm_start)
+        layer = earlier.exit_layer if isinstance(earlier, EarlyExitConfig) else AUTO
+        return replace(cfg, drafter=replace(drafter, exit_layer=layer))
     if main:
         choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
     return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
@@ -113,7 +118,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     accelerator.wait_for_everyone()
 
 
-def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
+def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
     """Put the best checkpoint's weights into `drafter/`, its lookup and confidence tuned on plain answers; the
     figures of timing/train.json."""
     state = trainer.state
@@ -125,7 +130,7 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
     cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
-        "config_digest": digest_of(state.identity),
+        "config_digest": digest_of(trainer.outcome()),
         "steps": state.step,
         "positions": state.positions,
         "positions_per_s": state.positions / state.step_seconds,
@@ -146,13 +151,14 @@ def finish(trainer: Trainer, cfg: DrafterConfig, answers: Sequence[Result]) -> d
     return {**figures, "earlier_s": trainer.earlier_seconds}
 
 
-def provenance(trainer: Trainer) -> dict[str, Any]:
+def provenance(trainer: Run[Any]) -> dict[str, Any]:
     """How the drafter came to be, to lie beside its weights (inference/artifact.py lists the keys)."""
-    cfg, store, kinds = trainer.cfg, trainer.loader.store, trainer.cfg.data.categories
+    cfg, store, kinds = trainer.cfg, trainer.loader.learned(), trainer.cfg.data.categories
     ours = read_json(trainer.run_dir / "provenance.json")  # `record` wrote it when this run of the stage began
     return {
         "objective": plain(cfg.objective),
         "optim": plain(cfg.optim),
+        **({"online": plain(cfg.online)} if cfg.mode is TrainMode.online else {}),
         "seed": cfg.seed,
         "data": store.settings.get("data", {}) | ({"categories": kinds} if kinds else {}),
         "store": {
@@ -167,15 +173,20 @@ def provenance(trainer: Trainer) -> dict[str, Any]:
     }
 
 
+def store_folder(cfg: RunConfig, path: Path) -> Path:
+    """data.store, default run_dir/store."""
+    return Path(cfg.data.store) if cfg.data.store else path / "store"
+
+
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
-    folder = Path(cfg.data.store) if cfg.data.store else path / "store"
-    store = Store.open(folder, store_identity(target.identity, cfg.data.features.value, target.hidden_size))
-    return limited(store, cfg.data.use_tokens, cfg.data.categories)
+    identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
+    return limited(Store.open(store_folder(cfg, path), identity), cfg.data.use_tokens, cfg.data.categories)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
     """Everything that `drafter/` depends on, flattened: a checkpoint resumes only where it is equal."""
+    earlier = cfg.drafter.warm_start or cfg.drafter.folder
     return flatten(
         {
             "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
@@ -187,6 +198,7 @@ def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) 
             "data.max_prompt_tokens": cfg.data.max_prompt_tokens,
             "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
             **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
+            **({"started_from": saved_digest(earlier)} if earlier else {}),
             "launcher.num_processes": world,
             "seed": cfg.seed,
         }

@@ -1,11 +1,12 @@
 """One distillation step: draft, compare, step.
 
 The [B,A,K,D] comparison runs in chunks of rows and anchors, each with its own backward into the logits' gradient, so
-that the peak is the logits, their gradient and a few chunks. Gradients are summed over micro-batches and ranks and
-divided once by the global count (weights.py).
+that the peak is the logits, their gradient and a few chunks. A drafter of one endless step has logits [B,A,1,D]; where
+a whole chain counts, its steps are those of the following anchors. Gradients are summed over micro-batches and ranks
+and divided once by the global count (weights.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,9 +14,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from conf.errors import UserError
-from conf.schema import ObjectiveConfig, OptimConfig
+from conf.schema import ObjectiveConfig, OptimConfig, PositionWeights
 from inference.batch import Batch
 from inference.drafters.base import Drafter, TrainOutput
 from inference.parity import with_hidden
@@ -75,7 +77,10 @@ class Sums:
 
 @dataclass
 class Distillation:
-    """What a step works with. view: TrainView as accelerate prepared it."""
+    """What a step works with. view: TrainView as accelerate prepared it; rate: the learning rate of a step, where it
+    is not a warmup and a cosine over `total` steps; chain: K of an objective over chains for a drafter of one endless
+    step.
+    """
 
     target: Target
     drafter: Drafter
@@ -86,6 +91,14 @@ class Distillation:
     objective: ObjectiveConfig
     optim: OptimConfig
     total: int
+    rate: Callable[[int], float] | None = None
+    chain: int = 1
+
+    @property
+    def steps(self) -> int:
+        """K: the draft positions that are compared from each anchor."""
+        chains = self.drafter.endless and over_chains(self.objective)
+        return self.chain if chains else self.drafter.num_steps
 
     def step(self, number: int, batches: Sequence[Batch]) -> dict[str, Any]:
         """Optimiser step `number` (from 0) over its micro-batches; the metrics of all ranks.
@@ -93,7 +106,7 @@ class Distillation:
         Raises NotFinite, before any weight changes, when something is not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        sums = Sums.zeros(self.drafter.num_steps, self.accelerator.device)
+        sums = Sums.zeros(self.steps, self.accelerator.device)
         for index, batch in enumerate(batches):
             last = index == len(batches) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.view):
@@ -101,7 +114,7 @@ class Distillation:
         sums.per_position = self.accelerator.reduce(sums.per_position, "sum")
         sums.reduced = self.accelerator.reduce(sums.reduced, "sum")
         norm = self._finish_gradients(float(sums.reduced[1]))
-        rate = learning_rate(number, self.total, self.optim)
+        rate = self.rate(number) if self.rate else learning_rate(number, self.total, self.optim)
         set_learning_rate(self.optimizer, rate)
         self.optimizer.step()
         return {**sums.metrics(), "grad_norm": norm, "lr": rate}
@@ -112,13 +125,16 @@ class Distillation:
         batch = self.drafter.choose_anchors(with_hidden(self.target, batch, self.drafter.train_taps))
         norms = self.teacher.norms(batch, remember=stored)
         outputs = [t for t in self.view(batch) if t is not None]  # [B, A, K, D] and perhaps [B, A, K]
-        gradients = [torch.empty_like(t) for t in outputs]
+        gradients = [torch.zeros_like(t) for t in outputs]
         supervision = self._supervision(batch, norms)
-        for part in chunks(outputs[0]):
-            pieces = [t[part].detach().requires_grad_() for t in outputs]
-            total = self._compare(batch, norms, part, pieces, supervision, sums)
+        more = self.steps - outputs[0].shape[2]  # anchors that chains go on over
+        for rows, anchors in chunks(outputs[0], self.steps):
+            read = rows, slice(anchors.start, anchors.stop + more)
+            pieces = [t[read].detach().requires_grad_() for t in outputs]
+            chains = [as_chains(t, anchors.stop - anchors.start, more) for t in pieces]
+            total = self._compare(batch, norms, (rows, anchors), chains, supervision, sums)
             for gradient, piece in zip(gradients, torch.autograd.grad(total, pieces), strict=True):
-                gradient[part] = piece
+                gradient[read] += piece
         sums.reduced[1] += supervision.count
         torch.autograd.backward(outputs, gradients)
 
@@ -144,7 +160,7 @@ class Distillation:
         return loss
 
     def _supervision(self, batch: Batch, norms: Norms) -> Supervision:
-        steps = self.drafter.num_steps
+        steps = self.steps
         argmax, tokens = (shifted(values, steps, batch.anchors) for values in (norms.argmax, norms.tokens))
         mask = batch.supervised(steps) & defined(argmax, tokens, self.objective)
         return supervise(mask, self.objective.normalise)
@@ -174,9 +190,27 @@ class Distillation:
         return NotFinite(_refusal(first_not_finite(tensors) or "the summed loss"))
 
 
-def chunks(logits: Tensor) -> Iterator[Part]:
-    """Slices of B and A such that a tensor [b, a, K, D] stays below CHUNK_BYTES (at least one anchor of one row)."""
-    rows, anchors, steps, size = logits.shape
+def over_chains(cfg: ObjectiveConfig) -> bool:
+    """Whether what a position is worth depends on the other positions of its chain."""
+    return cfg.over_chains or cfg.position_weights == PositionWeights.dpace
+
+
+def as_chains(output: Tensor, anchors: int, more: int) -> Tensor:
+    """[b, a + more, 1, D] -> [b, a, 1 + more, D], a = `anchors`: step k at anchor a is the step at anchor a + k, zeros
+    beyond the end. Without more steps as it is."""
+    if not more:
+        return output
+    missing = anchors + more - output.shape[1]
+    return F.pad(output[:, :, 0], (0, 0, 0, missing)).unfold(1, more + 1, 1).movedim(-1, -2)
+
+
+def chunks(logits: Tensor, steps: int | None = None) -> Iterator[Part]:
+    """Slices of B and A such that a tensor [b, a, K, D] stays below CHUNK_BYTES (at least one anchor of one row).
+
+    logits [B, A, K, D]; steps: another K.
+    """
+    rows, anchors, own, size = logits.shape
+    steps = steps or own
     fit = max(1, CHUNK_BYTES // (max(4, logits.element_size()) * steps * size))
     height = min(rows, fit)
     width = fit // height

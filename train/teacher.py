@@ -17,6 +17,7 @@ from inference.target import Target
 from .objectives import OUTSIDE, Teacher
 from .weights import Part
 
+REMEMBERED = 256 * 2**20  # bytes of normalisers and argmax ids that are kept from epoch to epoch
 HEAD_BYTES = 128 * 2**20  # of one tensor [rows, V] (float32, or float64) while the normalisers are computed
 
 
@@ -37,6 +38,7 @@ class TargetTeacher:
         self.ids = None if draft_ids is None else draft_ids.to(target.device)
         self.places = _places(self.ids, target.vocab_size, target.device)
         self._rows = None if self.ids is None else target.head_rows(self.ids)
+        self._bytes = 0
         self._known: dict[str, Tensor] = {}  # row key -> [2, R_b] float64 on the CPU: log-normalisers, argmax ids
 
     @torch.no_grad()
@@ -52,8 +54,8 @@ class TargetTeacher:
         for b, length in enumerate(batch.response_lengths.tolist()):
             known = self._known.get(batch.keys[b]) if remember else None
             row = self._norms_of(batch.hidden[b, :length]) if known is None else known
-            if remember:
-                self._known[batch.keys[b]] = row
+            if remember and known is None:
+                self._remember(batch.keys[b], row)
             found[:, b, :length] = row
         exact = torch.promote_types(batch.hidden.dtype, torch.float32)
         log_norm, argmax = found[0].to(exact).to(batch.hidden.device), found[1].long().to(batch.hidden.device)
@@ -89,6 +91,13 @@ class TargetTeacher:
         at = at.clamp(max=batch.response.shape[1] - 1)  # [b, a, K]
         row = torch.arange(len(batch.response), device=at.device)[part[0], None, None]
         return self._head(batch.hidden[row, at]) - norms.log_norm[row, at][..., None]
+
+    def _remember(self, key: str, row: Tensor) -> None:
+        """Keep a row; the oldest are given up for it."""
+        self._known[key] = row
+        self._bytes += row.nbytes
+        while self._bytes > REMEMBERED:
+            self._bytes -= self._known.pop(next(iter(self._known))).nbytes
 
     def _norms_of(self, hidden: Tensor) -> Tensor:
         """Hidden states [R_b, H] -> log-normalisers and argmax ids [2, R_b], in chunks of positions."""

@@ -10,39 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from stores import fill, lengths_of, states
 
 from conf.errors import UserError
 from data.loader import Loader, LoaderState
-from data.rows import Row
 from data.store import Store
 from inference.batch import Batch
-
-WIDTH = 3
-
-
-def fill(path: Path, lengths: list[int], shard_rows: int = 7, features: str = "cache") -> Store:
-    """A store whose row i has prompt [i + 1] * (i % 5 + 1), response 100 + i and distinct hidden states."""
-    store = Store.create(path, {"features": features})
-    rows = [
-        Row(f"k{i}", [i + 1] * (i % 5 + 1), [100 + i] * n, "qa", "s", {}, "stop", "generate", 0, f"d{i}")
-        for i, n in enumerate(lengths)
-    ]
-    for start in range(0, len(rows), shard_rows):
-        part = rows[start : start + shard_rows]
-        store.append(part, [states(row) for row in part] if features == "cache" else None)
-    store.close()
-    return Store.open(path)
-
-
-def states(row: Row) -> Tensor:
-    count = len(row.response_ids)
-    first = row.response_ids[0] if row.response_ids else 0
-    return torch.arange(count * WIDTH, dtype=torch.float32).reshape(count, WIDTH) + 1000 * first
-
-
-def lengths_of(count: int) -> list[int]:
-    return [2 + (i * 37) % 61 for i in range(count)]
 
 
 def same(a: Batch, b: Batch) -> bool:

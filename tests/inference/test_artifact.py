@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import inference.artifact as artifact
 from conf.errors import UserError
 from conf.schema import HydraConfig
-from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter, read_about, save_drafter, warm_start
+from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter, read_about, save_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.sampling import Sampling
@@ -37,6 +37,11 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3 trimmed lookup": ("eagle3", {"draft_vocab_size": len(IDS), "lookup": True}),
     "block": ("block", {"num_layers": 2}),
     "block trimmed lookup": ("block", {"draft_vocab_size": len(IDS), "lookup": True, "temperatures": [1.0, 2.0] * 2}),
+    "early_exit": ("early_exit", {"adaptation": "lora", "lora_rank": 2}),
+    "early_exit trimmed lookup": ("early_exit", {"draft_vocab_size": len(IDS), "lookup": True, "layers": []}),
+    "jump": ("jump", {"inner_size": 16}),
+    "jump trimmed": ("jump", {"draft_vocab_size": len(IDS), "adaptation": "lora"}),
+    "lm with LoRA": ("lm", {"layers": [-1], "lora_rank": 2}),
     "lm": ("lm", {"layers": [-1]}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
 }
@@ -167,45 +172,6 @@ def _about(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
         (folder / CONFIG).write_text(json.dumps(about))
 
     return damage
-
-
-@pytest.mark.parametrize("name", [name for name in KINDS if name.split()[0] not in ("ngram", "suffix")])
-def test_a_warm_start_has_the_earlier_weights_and_vocabulary(name: str, target: Target, tmp_path: Path) -> None:
-    earlier, folder = _write(tmp_path / "d", name, target), str(tmp_path / "d")
-    kind, options = KINDS[name]
-    cfg = make_config(kind, warm_start=folder, **options | {"lookup": False, "num_spec_tokens": 2})
-    drafter = warm_start(cfg, target)
-    mine, theirs = drafter.parameters_to_save(), earlier.parameters_to_save()
-    assert drafter.kind == kind and list(mine) == list(theirs) and all(torch.equal(mine[k], theirs[k]) for k in mine)
-    assert (drafter.draft_ids is None) == (earlier.draft_ids is None)
-    assert drafter.draft_ids is None or torch.equal(drafter.draft_ids, IDS)
-
-
-COLD: list[tuple[str, dict[str, Any], str]] = [
-    ("eagle3", {"draft_vocab_size": 5}, "draft_vocab_size = 5 is not allowed; allowed: 6, as in drafter.warm_start"),
-    ("eagle3", {"draft_vocab_size": 6, "inner_size": 9}, r"gate_proj.weight is \(64, 32\), expected \(9, 32\)"),
-    ("eagle3", {"draft_vocab_size": 6, "taps": [0, 2]}, r"fc.weight is \(32, 96\), expected \(32, 64\)"),
-    ("hydra", {"draft_vocab_size": 6}, "drafter.warm_start = .* allowed: a hydra drafter; it is a eagle3"),
-]
-
-
-@pytest.mark.parametrize("kind, options, line", COLD)
-def test_a_warm_start_from_what_does_not_fit_is_refused(
-    kind: str, options: dict[str, Any], line: str, target: Target, tmp_path: Path
-) -> None:
-    _write(tmp_path / "d", "eagle3 trimmed lookup", target)
-    with pytest.raises(UserError, match=line):
-        warm_start(make_config(kind, warm_start=str(tmp_path / "d"), **options), target)
-    other = make_target()
-    other.identity = {**target.identity, "weights_digest": "else"}
-    with pytest.raises(UserError, match="made for another target"):
-        warm_start(make_config("eagle3", warm_start=str(tmp_path / "d"), draft_vocab_size=6), other)
-
-
-def test_a_warm_start_stands_alone() -> None:
-    for kind, changes in (("ngram", {}), ("suffix", {}), ("hydra", {"folder": "d"})):
-        with pytest.raises(UserError, match=r"drafter.warm_start = 'e' .* null beside drafter.folder and for prompt"):
-            make_config(kind, warm_start="e", **changes)
 
 
 NAME = "steps.0.blocks.0.down.weight"

@@ -22,7 +22,18 @@ KINDS: dict[str, dict[str, Any]] = {
     "medusa": {},
     "medusa trimmed": {"draft_vocab_size": len(IDS)},
     "hydra": {},
+    "hydra gru": {"chain": "gru"},
+    "hydra prefix trimmed lstm": {"chain": "lstm", "draft_vocab_size": len(IDS), "prefix_attention": True},
+    "eagle3": {"unroll": 2},
+    "eagle3 trimmed": {"draft_vocab_size": len(IDS), "unroll": 2},
+    "block": {"block_size": 2},
+    "block trimmed confident": {"draft_vocab_size": len(IDS), "block_size": 2, "min_confidence": 0.25},
     "lm": {"layers": [0]},
+    "lm trimmed": {"draft_vocab_size": len(IDS)},
+    "early_exit": {"layers": []},
+    "early_exit trimmed": {"draft_vocab_size": len(IDS)},
+    "jump": {},
+    "jump trimmed": {"draft_vocab_size": len(IDS), "adaptation": "lora"},
 }
 HYBRIDS: dict[str, dict[str, Any]] = {
     "hydra trimmed lookup": {"draft_vocab_size": len(IDS), "lookup": True, "min_match": 2},
@@ -45,7 +56,8 @@ def target() -> Target:
 
 def drafter_of(name: str, target: Target) -> Drafter:
     options = (KINDS | HYBRIDS)[name]
-    return make_drafter(name.split()[0], target, noise=0.5, ids=IDS if "trimmed" in name else None, **options)
+    ids = IDS if "trimmed" in name else None
+    return make_drafter(name.split()[0], target, noise=0.5, ids=ids, **{"num_spec_tokens": K} | options)
 
 
 def exact_law(target: Target, sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
@@ -69,7 +81,7 @@ def error(
     def make(batch: int) -> Decoder:
         return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=k, rule=rule)
 
-    found = law_of_loop(make, PROMPT, length, patch, **limits or {"beyond": K})
+    found = law_of_loop(make, PROMPT, length, patch, **limits or {"beyond": k})
     expected = exact_law(target, sampling, length)
     return max(abs(found.get(text, 0.0) - chance) for text, chance in expected.items())
 
@@ -77,6 +89,13 @@ def error(
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_text_has_the_targets_probability(target: Target, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error(target, drafter_of(kind, target), ALL, monkeypatch) < 1e-9
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_small_batches(target: Target, kind: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = drafter_of(kind, target)
+    assert error(target, drafter, ALL, monkeypatch, length=2, k=1, batch=batch, beyond=1) < 1e-9
 
 
 @pytest.mark.parametrize("rule", Rule)

@@ -24,7 +24,7 @@ PROMPT = [1, 4, 1, 4, 1]
 TARGET = make_target("llama", vocab_size=VOCAB, initializer_range=0.25)
 IDS = torch.tensor([0, 1, 3, 4])
 STRONG = Sampling(1.0, repetition_penalty=2.5)
-ALL = Sampling(0.9, top_p=0.93, repetition_penalty=1.2)
+ALL = Sampling(0.9, top_k=5, top_p=0.93, min_p=0.03, repetition_penalty=1.2)
 KINDS: dict[str, dict[str, Any]] = {
     "ngram": {},
     "suffix": {"pool_match": 1},

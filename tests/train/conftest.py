@@ -14,7 +14,7 @@ from data.loader import Loader
 from data.rows import Row
 from data.store import Store
 from inference.batch import Batch, make_batch
-from inference.drafters import build
+from inference.drafters import Drafter, build
 from inference.parity import with_hidden
 from inference.target import Target
 from tiny import tiny_model
@@ -49,21 +49,33 @@ def batch(tiny_target: Target) -> Batch:
     return with_hidden(tiny_target, make_batch([p for p, _ in rows], [r for _, r in rows], None, keys))
 
 
+Shard = tuple[list[Row], list[torch.Tensor]]  # rows and their hidden states
+
+
+def collected(target: Target, count: int, seed: int = 0) -> Shard:
+    """Rows as if the target had answered."""
+    rows = random_rows(count, seed)
+    read = with_hidden(target, make_batch([p for p, _ in rows], [r for _, r in rows]))
+    assert read.hidden is not None
+    named = [
+        Row(f"key-{seed}-{i}", p, r, "qa", "test", {"temperature": 0.0}, "stop", "generate", 0, f"digest-{seed}-{i}")
+        for i, (p, r) in enumerate(rows)
+    ]
+    return named, [h[: len(r)] for h, (_, r) in zip(read.hidden, rows, strict=True)]
+
+
 @pytest.fixture
 def store(tmp_path: Path, tiny_target: Target) -> Store:
     """Thirty rows with cached features."""
     store = Store.create(tmp_path / "store", {"features": "cache"})
-    rows = random_rows(30)
-    read = with_hidden(tiny_target, make_batch([p for p, _ in rows], [r for _, r in rows]))
-    assert read.hidden is not None
-    store.append(
-        [
-            Row(f"key-{i}", p, r, "qa", "test", {"temperature": 0.0}, "stop", "generate", 0, f"digest-{i}")
-            for i, (p, r) in enumerate(rows)
-        ],
-        [h[: len(r)] for h, (_, r) in zip(read.hidden, rows, strict=True)],
-    )
+    store.append(*collected(tiny_target, 30))
     return store
+
+
+@pytest.fixture(scope="session")
+def shards(tiny_target: Target) -> list[Shard]:
+    """Six shards of eight rows, to be appended one after another."""
+    return [collected(tiny_target, 8, seed) for seed in range(1, 7)]
 
 
 @pytest.fixture
@@ -100,18 +112,31 @@ class FakeValidator:
 
 
 @pytest.fixture
-def make_trainer(store: Store, tiny_target: Target, accelerator: Accelerator) -> Callable[..., Trainer]:
-    """Trainers over the store; noise in the drafter's forward makes the random state matter."""
+def noisy(tiny_target: Target) -> Callable[[RunConfig], Drafter]:
+    """Drafters with noise in their forward: it makes the random state matter."""
 
-    def make(run_dir: Path, cfg: RunConfig | None = None, identity: dict[str, Any] | None = None) -> Trainer:
-        cfg = cfg or run_config()
+    def make(cfg: RunConfig) -> Drafter:
         torch.manual_seed(1234)
-        drafter = build(cfg.drafter, tiny_target, VOCAB_IDS)
+        drafter = build(cfg.drafter, tiny_target, VOCAB_IDS if cfg.drafter.draft_vocab_size else None)
         for module in drafter.modules():
             if isinstance(module, torch.nn.Linear):
                 module.register_forward_hook(
                     lambda m, _, out: out + 1e-3 * torch.randn_like(out) if m.training else out
                 )
+        return drafter
+
+    return make
+
+
+@pytest.fixture
+def make_trainer(
+    store: Store, tiny_target: Target, accelerator: Accelerator, noisy: Callable[[RunConfig], Drafter]
+) -> Callable[..., Trainer]:
+    """Trainers over the store."""
+
+    def make(run_dir: Path, cfg: RunConfig | None = None, identity: dict[str, Any] | None = None) -> Trainer:
+        cfg = cfg or run_config()
+        drafter = noisy(cfg)
         loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed)
         return Trainer(cfg, run_dir, tiny_target, drafter, loader, accelerator, identity or {"seed": 0})
 

@@ -15,6 +15,7 @@ import train.run as run_module
 from conf.exits import Adaptation
 from conf.schema import DrafterConfig, EarlyExitConfig, JumpConfig, ObjectiveConfig, OptimConfig
 from data.store import Store
+from inference.artifact import save_drafter
 from inference.batch import Batch
 from inference.decode import Request
 from inference.drafters import build
@@ -103,6 +104,15 @@ def test_the_best_forecast_is_chosen_once(
     for drafter in (EarlyExitConfig(exit_layer=1), EarlyExitConfig(folder="f"), JumpConfig()):
         untouched = config(drafter=drafter)
         assert run_module.with_exit(untouched, tmp_path, tiny_target, store) is untouched
+
+
+def test_a_warm_start_keeps_its_exit(tiny_target: Target, store: Store, tmp_path: Path, config: Any) -> None:
+    earlier = EarlyExitConfig(exit_layer=1, draft_vocab_size=0)
+    save_drafter(tmp_path / "earlier", build(earlier, tiny_target), earlier, tiny_target)
+    cfg = config(drafter=EarlyExitConfig(draft_vocab_size=0, warm_start=str(tmp_path / "earlier")))
+    chosen = run_module.with_exit(cfg, tmp_path / "run", tiny_target, store)
+    assert chosen.drafter.exit_layer == 1 and not (tmp_path / "run").exists()
+    run_module.make_drafter(chosen, tiny_target, store)
 
 
 @pytest.mark.usefixtures("few_requests")

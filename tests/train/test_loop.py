@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafting import TRAINED, make_config
 from torch import Tensor
 
 from conf.errors import UserError
@@ -100,6 +101,16 @@ def test_eagle3_on_its_own_tokens_too(
     drafter = Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=2, draft_vocab_size=41, own_tokens=0.5)
     make = partial(make_trainer, cfg=config(drafter=drafter))
     test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, step)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_kind_resumes_bitwise(
+    name: str, tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, options = TRAINED[name]
+    drafter = make_config(kind, **options | {"dtype": "float32", "draft_vocab_size": 41})
+    make = partial(make_trainer, cfg=config(drafter=drafter))
+    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, 5)
 
 
 @pytest.mark.parametrize("signal_it", [interrupt, terminate])

@@ -268,6 +268,13 @@ def test_a_warm_start_keeps_its_vocabulary_and_goes_on_from_its_weights(
     assert torch.equal(old.draft_ids, new.draft_ids)
     for (name, p), (_, q) in zip(old.named_parameters(), new.named_parameters(), strict=True):
         assert torch.equal(p, q), name
+    identity = training_identity(cfg, target, Store.open(run_dir / "store"), 1)
+    (first / "drafter.safetensors").write_bytes(b"another vocabulary, say")
+    changed = training_identity(cfg, target, Store.open(run_dir / "store"), 1)
+    assert {key for key in identity if identity[key] != changed[key]} == {"started_from"}
+    (first / "drafter.safetensors").unlink()
+    with pytest.raises(UserError, match=r"first holds no weights"):
+        training_identity(cfg, target, Store.open(run_dir / "store"), 1)
 
 
 def test_a_damaged_best_checkpoint_does_not_become_the_drafter(
