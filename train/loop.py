@@ -14,11 +14,13 @@ from accelerate.utils import InitProcessGroupKwargs, gather_object
 from conf.errors import UserError
 from conf.schema import RunConfig
 from data.loader import Loader, LoaderState
+from inference.batch import Batch
 from inference.drafters.base import Drafter
 from inference.target import Target
 
 from .checkpoint import Checkpoints, TrainState, check_identity
 from .interrupt import Stop
+from .on_policy import OnPolicy
 from .optim import build_optimizer, mixed_precision, total_steps
 from .progress import Display
 from .rng import rng_state, seed_everything, set_rng_state, undisturbed
@@ -27,6 +29,7 @@ from .teacher import TargetTeacher
 from .tracking import Metrics, Wandb
 from .validate import Validation
 
+ON_POLICY = "on_policy"  # the state of its generator, beside the others
 VALIDATION_SECONDS = 2 * 60 * 60  # that ranks wait for each other at most
 
 
@@ -70,6 +73,9 @@ class Trainer:
             optim=cfg.optim,
             total=self.total,
         )
+        self.on_policy: OnPolicy | None = None
+        if cfg.objective.on_policy > 0:
+            self.on_policy = OnPolicy(cfg.objective, target, drafter, cfg.seed + accelerator.process_index)
         self.state = TrainState(loader=asdict(loader.state), identity=identity)
         self.earlier_seconds = 0.0  # of the attempts before this one
 
@@ -110,9 +116,8 @@ class Trainer:
 
     def _step(self) -> None:
         began = time.monotonic()
-        batches = [next(self.loader) for _ in range(self.cfg.optim.accumulate)]
         try:
-            metrics = self.distillation.step(self.state.step, batches)
+            metrics = self.distillation.step(self.state.step, self._batches())
         except NotFinite as error:
             raise UserError(
                 f"step {self.state.step + 1}: {error}; {self.checkpoints.last_good()}: the same command goes on from "
@@ -127,6 +132,14 @@ class Trainer:
         metrics["positions_per_s"] = metrics["positions"] / seconds
         self._log(metrics)
         self.display.step(self.state.step, metrics, metrics["positions_per_s"])
+
+    def _batches(self) -> list[Batch]:
+        """The micro-batches of the next step."""
+        count = self.cfg.optim.accumulate
+        batches = [next(self.loader) for _ in range(count)]
+        if self.on_policy is None:
+            return batches
+        return [self.on_policy(batch, self.state.step * count + i) for i, batch in enumerate(batches)]
 
     def _validate_if_due(self, validator: Validates | None) -> None:
         """Validate once at the steps that are due, and save; random states are as if nothing had happened."""
@@ -143,7 +156,8 @@ class Trainer:
         self._save()
 
     def _save(self) -> None:
-        rngs = gather_object([rng_state()])
+        own = {} if self.on_policy is None else {ON_POLICY: self.on_policy.generator.get_state()}
+        rngs = gather_object([rng_state() | own])
         if self.main:
             self.checkpoints.save(self.state, self.drafter, self.distillation.optimizer, rngs)
         self.accelerator.wait_for_everyone()
@@ -160,6 +174,8 @@ class Trainer:
         self.state, self.earlier_seconds = state, state.seconds
         self.loader.state = LoaderState(**state.loader)
         set_rng_state(rng)
+        if self.on_policy is not None:
+            self.on_policy.generator.set_state(rng[ON_POLICY])
         if self.main:
             self.checkpoints.prune(state)  # a kill may have come between a checkpoint and this
             print(f"resuming after step {state.step} from {self.checkpoints.path(state.step)}", flush=True)

@@ -8,13 +8,14 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from conf.schema import EarlyExitConfig, Rule
+from conf.schema import EarlyExitConfig, LmConfig, Rule
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter, build
+from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
-from inference.drafters.lm import LmDrafter, cut_from
+from inference.drafters.lm import LmDrafter
 from inference.drafters.ngram import NgramDrafter
 from inference.replay import Lookup, Record, chain_chances, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
@@ -26,7 +27,7 @@ PROMPTS = [[3, 9, 4, 11, 9, 4], [21, 7, 30], [5, 6, 5, 6, 5, 6], [40, 2], [17, 1
 def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, Drafter]:
     """One drafter of each shape: heads, trimmed heads, an LM, lookup alone, hybrids."""
     hydra = make_hydra(target)
-    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
+    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size, LmConfig())
     return {
         "hydra": hydra,
         "trimmed": make_hydra(target, 3, torch.arange(0, 48, 2)),
