@@ -58,8 +58,8 @@ class ObjectiveConfig:
         require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
         require(0 <= self.on_policy <= 1, "objective.on_policy", self.on_policy, "0 (never) to 1 (every micro-batch)")
         require(self.on_policy_tokens >= 1, "objective.on_policy_tokens", self.on_policy_tokens, ">= 1")
-        itself = self.on_policy > 0 and self.ce_hard
-        require(not itself, "objective.ce_hard", self.ce_hard, "false beside objective.on_policy: it would learn its own")
+        others = self.on_policy == 0 or not self.ce_hard
+        require(others, "objective.ce_hard", self.ce_hard, "false beside objective.on_policy")
 
 
 @dataclass

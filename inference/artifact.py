@@ -6,12 +6,12 @@ drafter.json holds the drafter's configuration (`drafter`), the target's identit
 
 The adapters of an LM that was trained with LoRA are merged: its folder holds a plain model.
 
-training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed`, `lora_rank` (the
-run's settings; the last only where there were adapters), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
-sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
-chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `confidence` (how
-far a confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not
-say is missing.
+training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed`, `lora_rank`
+(the run's settings; the last only where there were adapters), `data` (the settings its rows were collected with),
+`store` (rows, response_tokens, seconds of collection, sources and their revisions), `git_revision`, `versions`,
+`steps`, `positions`, `seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule
+that was found best, and what it reached), `confidence` (how far a confidence head can be believed), `config_digest`
+(of all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -69,7 +69,8 @@ def save_drafter(
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
         write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
-        about = {"format": 1, "drafter": plain(merged(cfg)), "target": plain(target.identity), "training": training or {}}
+        own, of = plain(merged(cfg)), plain(target.identity)
+        about = {"format": 1, "drafter": own, "target": of, "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
@@ -85,7 +86,7 @@ def merged(cfg: DrafterConfig) -> DrafterConfig:
 def layers_of(where: str) -> list[int]:
     """The target's layers that the LM in a folder or hub id was cut out of; [] for other drafters."""
     folder = find(where)
-    cfg = drafter_config(read_about(folder), folder)
+    cfg = drafter_config(read_about(folder), folder) if (folder / CONFIG).exists() else None
     return list(cfg.layers) if isinstance(cfg, LmConfig) else []
 
 

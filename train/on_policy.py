@@ -1,7 +1,8 @@
 """On-policy distillation: the drafter writes, the target scores (DistillSpec, Zhou et al., arXiv:2310.08461).
 
 What a drafter is asked for in the loop are a few tokens after a text that the target wrote, so that is what it writes
-here: it goes on from a random place of each response, at temperature 1. No gradient flows through the writing.
+here: it goes on from a random place of each response, at temperature 1. No gradient flows through the writing. The
+price is a pass of the target over every rewritten batch, whether features are cached or not.
 """
 
 import math

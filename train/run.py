@@ -89,7 +89,7 @@ def with_layers(cfg: RunConfig, path: Path, target: Target, store: Store, main: 
         earlier = layers_of(drafter.warm_start)
         same = not drafter.layers or layers == earlier
         require(same, "drafter.layers", drafter.layers, f"{earlier}, those of drafter.warm_start")
-        layers = earlier
+        layers = earlier or layers
     if not layers and main:
         choose_layers(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
     return replace(cfg, drafter=replace(drafter, layers=layers or chosen_layers(path)))

@@ -4,6 +4,7 @@ The adapters start at zero, so the module computes what it did.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
@@ -31,5 +32,5 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 def changes(module: nn.Module) -> dict[str, Tensor]:
     """What the adapters add to weights, by the weights' plain names."""
-    adapted = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
+    adapted: dict[str, Any] = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     return {f"{name}.weight": layer.get_delta_weight(ADAPTER).detach() for name, layer in adapted.items()}

@@ -50,7 +50,8 @@ def cut_layers(cfg: LmConfig, count: int, name: str) -> list[int]:
     """Indices of the layers that a small LM is cut out of, ascending; [] while a search has still to choose them."""
     where = f"the layers of {name}"
     if cfg.layers:
-        require(all(-count <= i < count for i in cfg.layers), "drafter.layers", cfg.layers, f"-{count} to {count - 1}, {where}")
+        fits = all(-count <= i < count for i in cfg.layers)
+        require(fits, "drafter.layers", cfg.layers, f"-{count} to {count - 1}, {where}")
         return sorted({i % count for i in cfg.layers})
     require(cfg.num_layers <= count, "drafter.num_layers", cfg.num_layers, f"1 to {count}, {where}")
     match cfg.init:

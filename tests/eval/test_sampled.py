@@ -20,9 +20,9 @@ from eval.sampled import (
 )
 from inference.decode import Result, _Loop
 from inference.drafters import Drafter
+from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
-from inference.drafters.cut import cut_from
 from inference.drafters.lm import LmDrafter
 from inference.drafters.ngram import NgramDrafter
 from inference.sampling import Sampling, draw, process

@@ -38,11 +38,11 @@ def test_which_layers(init: Init, number: int, expected: list[int]) -> None:
 
 def test_layers_that_are_named_come_first_and_must_be_there() -> None:
     assert cut_layers(LmConfig(layers=[-1, 4, 0], init=Init.search), 30, "t") == [0, 4, 29]
-    with pytest.raises(ConfigError, match=r"drafter.layers = \[30\] is not allowed; allowed: -30 to 29, the layers of t"):
+    with pytest.raises(ConfigError, match=r"drafter.layers = \[30\] is not allowed; allowed: -30 to 29, the layers"):
         cut_layers(LmConfig(layers=[30]), 30, "t")
     with pytest.raises(ConfigError, match=r"drafter.num_layers = 31 is not allowed; allowed: 1 to 30, the layers of t"):
         cut_layers(LmConfig(num_layers=31), 30, "t")
-    with pytest.raises(ConfigError, match="drafter.init = search chooses the layers in training; give drafter.layers"):
+    with pytest.raises(ConfigError, match=r"drafter.init = search chooses the layers in training; give drafter.layers"):
         build(LmConfig(init=Init.search), make_target())
 
 
@@ -74,47 +74,45 @@ def separate(target: Target, size: int, **changes: Any) -> Drafter:
     """Another model with `size` ids, more or fewer than the target, as `build` puts it into a drafter."""
     ids = torch.arange(size) if size < target.vocab_size else None
     cfg = LmConfig(**changes)
-    drafter = LmDrafter(tiny_model("qwen3", vocab_size=size, dtype=torch.float64), ids, target.vocab_size, cfg)
+    model = tiny_model("qwen3", vocab_size=size, pad_token_id=0, dtype=torch.float64)
+    drafter = LmDrafter(model, ids, target.vocab_size, cfg)
     shake(drafter, 0.05)
     return drafter.double().eval()
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "first": {"init": "first", "num_layers": 3, "layers": []},
-    "even": {"init": "even", "num_layers": 3, "layers": []},
-    "searched": {"init": "search", "layers": [0, 2, 3]},
-    "trimmed": {"layers": [0, 1, 3], "draft_vocab_size": len(IDS)},
-    "adapted": {"layers": [0, 1, 2], "lora_rank": 2},
-    "adapted trimmed lookup": {"layers": [0, 1, 2], "lora_rank": 2, "draft_vocab_size": len(IDS), "lookup": True},
+    "first": {"init": "first", "layers": []},
+    "even": {"init": "even", "layers": []},
+    "searched": {"init": "search", "layers": [1, 2]},
+    "trimmed": {"layers": [0, 1, 2], "draft_vocab_size": len(IDS)},
+    "adapted": {"layers": [0, 1], "lora_rank": 2},
+    "adapted trimmed lookup": {"layers": [0, 2], "lora_rank": 2, "draft_vocab_size": len(IDS), "lookup": True},
 }
 
 
 @pytest.mark.parametrize("variant", [*VARIANTS, "wider", "narrower", "narrower adapted"])
 def test_every_variant_writes_the_targets_text_and_drafts_as_it_trains(variant: str) -> None:
-    target = make_target(num_hidden_layers=4)
+    target = make_target(num_hidden_layers=3)
     if variant in VARIANTS:
         ids = IDS if "trimmed" in variant else None
         drafter = make_drafter("lm", target, ids=ids, **VARIANTS[variant])
     else:
         drafter = separate(target, 140 if variant == "wider" else 100, lora_rank=2 if "adapted" in variant else 0)
-    asked = [Request(prompt, f"r{i}", 12 - i) for i, prompt in enumerate(PROMPTS)]
+    asked = [Request(prompt, f"r{i}", 9 - i) for i, prompt in enumerate(PROMPTS)]
     expected = [r.tokens for r in Decoder(target).generate(asked)]
     assert "narrower" not in variant or max(max(tokens) for tokens in expected) >= 100  # ids it can't draft, or read
     for batch in (1, 4):
         results = Decoder(target, drafter, batch=batch, num_spec_tokens=3).generate(asked)
         assert [r.tokens for r in results] == expected and any(r.proposed for result in results for r in result.rounds)
     inner = getattr(drafter, "inner", drafter)
-    parity = check_parity(target, inner, PROMPTS)
+    parity = check_parity(target, inner, PROMPTS[1:3], max_new_tokens=10)
     assert parity.ok and parity.bound < 1e-6, str(parity)
 
 
-@pytest.mark.parametrize("size", [5, 3])
-@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.8, top_p=0.9, repetition_penalty=1.3)], ids=str)
-def test_a_wider_and_a_narrower_model_keep_the_law_of_every_text(
-    size: int, sampling: Sampling, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = make_target("llama", vocab_size=4, initializer_range=0.25)
-    drafter, prompt = separate(target, size), [1, 3, 1, 3, 1]
+@pytest.mark.parametrize("size", [4, 2])
+def test_a_wider_and_a_narrower_model_keep_the_law_of_every_text(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampling = make_target("llama", vocab_size=3, initializer_range=0.25), Sampling(0.9, top_p=0.95)
+    drafter, prompt = separate(target, size), [1, 2, 1, 2, 1]
 
     def make(batch: int) -> Decoder:
         return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=2)

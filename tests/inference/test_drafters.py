@@ -15,8 +15,8 @@ from conf.schema import DrafterConfig, HydraConfig, LmConfig, MedusaConfig, Ngra
 from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Context, Draft, Drafter, build, lookup, needs_vocab
-from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.cut import cut_from
+from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.lm import CATCH_UP, LmDrafter
 from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process

@@ -1,4 +1,4 @@
-"""On-policy training: the drafter writes, the target scores, the objective teaches, and a resumed run writes the same."""
+"""On-policy training: the drafter writes, the target scores, it learns, and a resumed run writes the same."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def rows_of(batch: Batch) -> list[list[int]]:
     return [row[:n] for row, n in zip(batch.tokens.tolist(), batch.lengths.tolist(), strict=True)]
 
 
-@pytest.mark.parametrize("share, due", [(0.25, [3, 7, 11]), (0.5, [1, 3, 5, 7, 9, 11]), (1.0, list(range(12))), (0.0, [])])
+@pytest.mark.parametrize("share, due", [(0.25, [3, 7, 11]), (0.4, [2, 4, 7, 9]), (1.0, list(range(12))), (0.0, [])])
 def test_the_share_is_spread_evenly(share: float, due: list[int]) -> None:
     assert [n for n in range(12) if is_due(n, share)] == due
     assert sum(is_due(n, 0.3) for n in range(1000)) == 300
@@ -175,8 +175,9 @@ def test_a_killed_run_resumes_bitwise(
         make_trainer(tmp_path / "killed", cfg).train(fake_validator)
     resumed = make_trainer(tmp_path / "killed", cfg)
     if forgets:
-        states = [resumed.on_policy.generator.get_state()]
-        monkeypatch.setattr(resumed.on_policy, "generator", _Forgetful(states[0]))
+        fresh = {ON_POLICY: resumed.on_policy.generator.get_state()}
+        load = resumed.checkpoints.load
+        monkeypatch.setattr(resumed.checkpoints, "load", lambda *args: load(*args) | fresh)
     torch.manual_seed(99)
     resumed.train(fake_validator)
     ours, theirs = (dict(t.drafter.named_parameters()) for t in (whole, resumed))
@@ -187,25 +188,14 @@ def test_a_killed_run_resumes_bitwise(
     assert torch.equal(states[ON_POLICY], whole.on_policy.generator.get_state())
 
 
-class _Forgetful(torch.Generator):
-    """Begins anew whatever it is told."""
-
-    def __init__(self, state: torch.Tensor) -> None:
-        super().__init__()
-        super().set_state(state)
-
-    def set_state(self, _: torch.Tensor) -> Any:
-        return self
-
-
 def test_only_what_can_write_is_asked_to(config: Any) -> None:
     cfg = config(drafter=LmConfig(), objective=ObjectiveConfig(on_policy=1.0))
     assert replace(cfg, drafter=LmConfig(model="m", lookup=True)).objective.on_policy == 1.0
     for drafter in (HydraConfig(), MedusaConfig(), NgramConfig()):
-        line = rf"objective.on_policy = 0.5 is not allowed; allowed: 0: only a separate LM .* a {drafter.kind} drafter can"
+        line = rf"objective.on_policy = 0.5 is not allowed; allowed: 0: only a separate LM .* a {drafter.kind} dr"
         with pytest.raises(ConfigError, match=line):
             RunConfig(drafter=drafter, objective=ObjectiveConfig(on_policy=0.5))
-    with pytest.raises(ConfigError, match="objective.ce_hard = True is not allowed; allowed: false beside objective.on_p"):
+    with pytest.raises(ConfigError, match=r"objective.ce_hard = True is not allowed; allowed: false beside obj"):
         ObjectiveConfig(on_policy=0.5, ce_hard=True)
     with pytest.raises(ConfigError, match=r"objective.on_policy = 1.5 is not allowed; allowed: 0 \(never\) to 1"):
         ObjectiveConfig(on_policy=1.5)
