@@ -50,6 +50,8 @@ def explain(error: BaseException) -> str:
 
 def unknown_key(key: str, kind: type | None = None) -> str:
     """A key that is not there, with the nearest one that is; `kind`: the dataclass that was asked for it."""
+    if kind in DRAFTERS and key == "drafter.lora_rank":
+        return f"{key}: a {cast(Any, kind).kind} drafter has nothing for a LoRA to adapt (lm, early_exit and jump have)"
     if kind in DRAFTERS:
         fields = sorted(cast(Any, kind).__dataclass_fields__)
         near = get_close_matches(key.removeprefix("drafter."), fields, 1)

@@ -163,21 +163,6 @@ class Eagle3Config(DrafterConfig):
 
 
 @dataclass
-class LmConfig(DrafterConfig):
-    """A separate small LM: `model` (hub id or folder), or cut from the target (`layers`)."""
-
-    kind: str = "lm"
-    model: str | None = None
-    layers: list[int] = field(default_factory=lambda: [0, -1])  # target layers kept; negative: from the end
-    lora_rank: int = 0  # 0: full training
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.model is not None or len(self.layers) > 0, "drafter.layers", self.layers, "at least one")
-        require(self.lora_rank >= 0, "drafter.lora_rank", self.lora_rank, "0 (full training) or more")
-
-
-@dataclass
 class BlockConfig(DrafterConfig):
     """A block in one parallel pass over an anchor and masks, the target's features injected as keys and values, with
     a low-rank Markov head and a confidence head (the DFlash / DSpark family)."""

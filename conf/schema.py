@@ -9,13 +9,13 @@ from omegaconf import MISSING
 from .comparing import CompareSettings, CurveSettings
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
+from .lm import Init, LmConfig
 from .lookups import LookupKind, LookupSettings
 from .models import (
     BlockConfig,
     DrafterConfig,
     Eagle3Config,
     HydraConfig,
-    LmConfig,
     LookupConfig,
     MedusaConfig,
     NgramConfig,
@@ -53,6 +53,7 @@ __all__ = [
     "Features",
     "GenerateConfig",
     "HydraConfig",
+    "Init",
     "JumpConfig",
     "LauncherConfig",
     "LmConfig",
@@ -114,6 +115,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
         require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
+        writes = isinstance(self.drafter, LmConfig) or self.objective.on_policy == 0
+        only = f"0: only a separate LM (drafter=lm) writes by itself, a {self.drafter.kind} drafter can't"
+        require(writes, "objective.on_policy", self.objective.on_policy, only)
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
         if self.objective.position_weights is None:

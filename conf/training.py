@@ -48,12 +48,18 @@ class ObjectiveConfig:
     position_weights: PositionWeights | None = None  # default: uniform for e2e, exp for block drafters, else decay
     normalise: Normalise = Normalise.sequence
     confidence_weight: float = 1.0  # of the loss of a confidence head, where the drafter has one
+    on_policy: float = 0.0  # share of micro-batches that a small LM goes on writing itself (DistillSpec)
+    on_policy_tokens: int = 32  # that it writes after a place in each response
 
     def __post_init__(self) -> None:
         require(self.temperature > 0, "objective.temperature", self.temperature, "> 0")
         require(self.eta is None or self.eta >= 0, "objective.eta", self.eta, ">= 0")
         require(0 < self.jsd_beta < 1, "objective.jsd_beta", self.jsd_beta, "between 0 and 1")
         require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
+        require(0 <= self.on_policy <= 1, "objective.on_policy", self.on_policy, "0 (never) to 1 (every micro-batch)")
+        require(self.on_policy_tokens >= 1, "objective.on_policy_tokens", self.on_policy_tokens, ">= 1")
+        others = self.on_policy == 0 or not self.ce_hard
+        require(others, "objective.ce_hard", self.ce_hard, "false beside objective.on_policy")
         twice = self.over_chains and self.position_weights == PositionWeights.dpace
         own = f"uniform, decay or exp: {self.kind.value} itself weighs a position by those before it"
         require(not twice, "objective.position_weights", "dpace", own)

@@ -4,13 +4,15 @@ one that looks up earlier outputs. Never pickle, no code; nothing else is needed
 drafter.json holds the drafter's configuration (`drafter`), the target's identity (`target`) and how it was trained
 (`training`); a drafter loads only onto the target it was made for.
 
-training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the
-run's settings), `online` (those of a run on a growing store), `data` (the settings its rows were collected with), `store`
-(rows, response_tokens, seconds of collection, sources and their revisions), `git_revision`, `versions`, `steps`,
-`positions`, `tokens` (of responses, each epoch's counted), `seconds`, `best` (the validation that chose the weights),
-`untrained_tau`, `lookup` (the rule that was found best, and what it reached), `pool` (rows and tokens of the earlier
-outputs that it looks up), `confidence` (how far a confidence head can be believed), `config_digest` (of all that the
-weights depend on). What a folder does not say is missing.
+The adapters of an LM that was trained with LoRA are merged: its folder holds a plain model.
+
+training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`, `seed`,
+`lora_rank` (the run's settings; the last only where there were adapters), `online` (those of a run on a growing store),
+`data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and
+their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses, each epoch's counted),
+`seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and
+what it reached), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence
+head can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -72,12 +74,25 @@ def save_drafter(
         if drafter.pool is not None and cfg.wants_pool:
             save_file({POOL_KEY: drafter.pool.tensor()}, temporary / POOL)
         write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
-        about = {"format": 1, "drafter": plain(cfg), "target": plain(target.identity), "training": training or {}}
+        own, of = plain(merged(cfg)), plain(target.identity)
+        about = {"format": 1, "drafter": own, "target": of, "training": training or {}}
         (temporary / CONFIG).write_text(json.dumps(plain(about), indent=2) + "\n")
         replace_folder(temporary, folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(f"the drafter can't be written to {folder}: {error}; what was there is untouched") from error
+
+
+def merged(cfg: DrafterConfig) -> DrafterConfig:
+    """The configuration of what is saved: an LM's adapters are part of its weights there."""
+    return dataclasses.replace(cfg, lora_rank=0) if isinstance(cfg, LmConfig) else cfg
+
+
+def layers_of(where: str) -> list[int]:
+    """The target's layers that the LM in a folder or hub id was cut out of; [] for other drafters."""
+    folder = find(where)
+    cfg = drafter_config(read_about(folder), folder) if (folder / CONFIG).exists() else None
+    return list(cfg.layers) if isinstance(cfg, LmConfig) else []
 
 
 def write_model_config(config: PretrainedConfig | dict[str, Any] | None, path: Path) -> None:
@@ -224,7 +239,7 @@ def load_pool(cfg: DrafterConfig, folder: Path, target: Target) -> Pool | None:
 
 def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:
     """Copy saved tensors into a freshly built drafter. Raises UserError naming the first bad tensor."""
-    own = drafter.parameters_to_save()
+    own = drafter.parameters_to_load()
     for name in sorted(own.keys() ^ tensors.keys()):
         raise UserError(f"{where}: tensor {name} is {'missing' if name in own else 'unknown'}")
     for name, tensor in own.items():

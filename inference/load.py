@@ -104,9 +104,6 @@ def precheck(cfg: RunConfig) -> None:
         check_block(cfg.drafter, config, name, asked)
     if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is not None:
         _precheck_separate(cfg, cfg.drafter.model, asked)
-    if isinstance(cfg.drafter, LmConfig) and cfg.drafter.model is None:
-        fits = all(-layers <= i < layers for i in cfg.drafter.layers)
-        require(fits, "drafter.layers", cfg.drafter.layers, f"-{layers} to {layers - 1}, the layers of {name}")
 
 
 def _precheck_separate(cfg: RunConfig, model: str, asked: int) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor
 import inference.decode as decode
 import inference.drafters.base as base
 from inference.decode import Decoder, Request, Result, _Loop, _Row
+from inference.sampling import Sampling, process
+from inference.target import Target
 from inference.verify import Verdict
 
 Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
@@ -169,4 +171,16 @@ def law_of_loop(
             law[text] = law.get(text, 0.0) + script.weight
             pending += [Script(told, length) for told in script.others]
     assert abs(sum(law.values()) - 1) < 1e-9
+    return law
+
+
+def exact_law(target: Target, prompt: list[int], sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
+    """Probability of every text of `length` tokens, from full forwards of the target alone."""
+    law: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(length):
+        texts = torch.tensor([[*prompt, *path] for path in law])
+        hidden = target.read(texts, torch.full((len(law),), texts.shape[1])).last[:, -1]
+        seen = torch.zeros(len(law), target.vocab_size, dtype=torch.bool).scatter_(1, texts, True)
+        rows = zip(law.items(), process(target.head(hidden), sampling, seen).tolist(), strict=True)
+        law = {(*path, v): chance * p for (path, chance), row in rows for v, p in enumerate(row)}
     return law

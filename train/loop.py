@@ -22,6 +22,7 @@ from inference.target import Target
 
 from .checkpoint import Checkpoints, TrainState, check_identity
 from .interrupt import Stop
+from .on_policy import OnPolicy
 from .optim import build_optimizer, mixed_precision, projected_steps, total_steps
 from .progress import Display
 from .rng import rng_state, seed_everything, set_rng_state, undisturbed
@@ -30,6 +31,7 @@ from .teacher import TargetTeacher
 from .tracking import Metrics, Wandb
 from .validate import Validation
 
+ON_POLICY = "on_policy"  # the state of its generator, beside the others
 VALIDATION_SECONDS = 2 * 60 * 60  # that ranks wait for each other at most
 B = TypeVar("B", bound=Batches)
 
@@ -80,6 +82,9 @@ class Run(ABC, Generic[B]):
             rate=self.rate,
             chain=cfg.drafter.num_spec_tokens,
         )
+        self.on_policy: OnPolicy | None = None
+        if cfg.objective.on_policy > 0:
+            self.on_policy = OnPolicy(cfg.objective, target, drafter, cfg.seed + accelerator.process_index)
         self.state = TrainState(loader=loader.place(), identity=identity)
         self.earlier_seconds = 0.0  # of the attempts before this one
 
@@ -147,7 +152,7 @@ class Run(ABC, Generic[B]):
 
     def _step(self) -> None:
         began = time.monotonic()
-        batches = self.batches()
+        batches = self._rewritten(self.batches())
         try:
             metrics = self.distillation.step(self.state.step, batches)
         except NotFinite as error:
@@ -169,6 +174,13 @@ class Run(ABC, Generic[B]):
         self._log(metrics)
         self.display.step(self.state.step, metrics, metrics["positions_per_s"])
 
+    def _rewritten(self, batches: list[Batch]) -> list[Batch]:
+        """With on-policy training, some of them as the drafter itself goes on."""
+        if self.on_policy is None:
+            return batches
+        first = self.state.step * len(batches)
+        return [self.on_policy(batch, first + i) for i, batch in enumerate(batches)]
+
     def _validate_if_due(self, validator: Validates | None) -> None:
         """Validate once at the steps that are due, and save; random states are as if nothing had happened."""
         step = self.state.step
@@ -185,7 +197,8 @@ class Run(ABC, Generic[B]):
         self._save()
 
     def _save(self) -> None:
-        rngs = gather_object([rng_state()])
+        own = {} if self.on_policy is None else {ON_POLICY: self.on_policy.generator.get_state()}
+        rngs = gather_object([rng_state() | own])
         if self.main:
             self.checkpoints.save(self.state, self.drafter, self.distillation.optimizer, rngs)
         self.accelerator.wait_for_everyone()
@@ -202,6 +215,8 @@ class Run(ABC, Generic[B]):
         self.state, self.earlier_seconds = state, state.seconds
         self.loader.go_to(state.loader)
         set_rng_state(rng)
+        if self.on_policy is not None:
+            self.on_policy.generator.set_state(rng[ON_POLICY])
         if self.main:
             self.checkpoints.prune(state)  # a kill may have come between a checkpoint and this
             print(f"resuming after step {state.step} from {self.checkpoints.path(state.step)}", flush=True)

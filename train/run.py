@@ -11,17 +11,18 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from conf.digest import digest_of, plain
-from conf.errors import UserError
+from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, EarlyExitConfig, LookupConfig, RunConfig, TrainMode
+from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, LookupConfig, RunConfig, TrainMode
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
 from data.subset import limited
-from inference.artifact import CONFIG, load_drafter, save_drafter
+from inference.artifact import CONFIG, layers_of, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
+from inference.drafters.ranges import cut_layers
 from inference.load import device_memory, device_of, load_target, precheck
 from inference.replay import lookup_of
 from inference.target import Target
@@ -29,6 +30,7 @@ from inference.warm_start import saved_config, saved_digest, warm_start
 
 from .calibrate import calibrated, described
 from .checkpoint import flatten
+from .cut import choose_layers, chosen_layers
 from .exits import choose_exit, chosen_exit
 from .lookup import make_pool, tuned
 from .loop import Run, Trainer, make_accelerator
@@ -90,11 +92,29 @@ def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bo
     return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
 
 
+def with_layers(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
+    """The layers that an LM is cut out of by their numbers: those of the drafter it starts from, or what drafter.init
+    says, where a search is made once a run, by the main process; other configurations as they are."""
+    drafter = cfg.drafter
+    if not isinstance(drafter, LmConfig) or drafter.model is not None or drafter.folder is not None:
+        return cfg
+    layers = cut_layers(drafter, target.num_layers, target.name)
+    if drafter.warm_start is not None:
+        earlier = layers_of(drafter.warm_start)
+        same = not drafter.layers or layers == earlier
+        require(same, "drafter.layers", drafter.layers, f"{earlier}, those of drafter.warm_start")
+        layers = earlier or layers
+    if not layers and main:
+        choose_layers(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
+    return replace(cfg, drafter=replace(drafter, layers=layers or chosen_layers(path)))
+
+
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Train to the end and write the best checkpoint as `drafter/`."""
     store = open_store(cfg, path, target)
     with accelerator.main_process_first():
         cfg = with_exit(cfg, path, target, store, accelerator.is_main_process)
+        cfg = with_layers(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):
         if accelerator.is_main_process:
@@ -160,6 +180,7 @@ def provenance(trainer: Run[Any]) -> dict[str, Any]:
         "optim": plain(cfg.optim),
         **({"online": plain(cfg.online)} if cfg.mode is TrainMode.online else {}),
         "seed": cfg.seed,
+        **({"lora_rank": cfg.drafter.lora_rank} if isinstance(cfg.drafter, LmConfig) and cfg.drafter.lora_rank else {}),
         "data": store.settings.get("data", {}) | ({"categories": kinds} if kinds else {}),
         "store": {
             "rows": store.num_rows,

@@ -25,15 +25,17 @@ from ..text import Text, same_tokenizer
 from ..traits import attention_of
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
+from .cut import cut_from, trim_head, without_weights
 from .eagle3 import Eagle3Drafter
 from .early_exit import EarlyExitDrafter
 from .hybrid import HybridDrafter
 from .hydra import HydraDrafter
 from .jump import JumpDrafter
-from .lm import LmDrafter, cut_from, trim_head, without_weights
+from .lm import LmDrafter
 from .lookup import Lookup, LookupDrafter
 from .medusa import MedusaDrafter
 from .pool import Pool
+from .ranges import cut_layers
 
 __all__ = ["Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab"]
 
@@ -88,13 +90,21 @@ def _trained_kind(
 
 def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:
     if cfg.model is None and saved is None:
-        return LmDrafter(cut_from(target, cfg.layers, vocab_ids), vocab_ids, target.vocab_size, cfg.lora_rank)
+        return LmDrafter(_cut(cfg, target, vocab_ids), vocab_ids, target.vocab_size, cfg)
     if saved is not None:
         attention = attention_of(saved) if cfg.model else target.model.config._attn_implementation
         model = without_weights(saved, target, attention)
     else:
         model = _separate(str(cfg.model), target)
-    return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg.lora_rank)
+    return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg)
+
+
+def _cut(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> PreTrainedModel:
+    """Layers of the target as a model. Raises ConfigError while they have still to be chosen."""
+    layers = cut_layers(cfg, target.num_layers, target.name)
+    if not layers:
+        raise ConfigError("drafter.init = search chooses the layers in training; give drafter.layers to build one")
+    return cut_from(target, layers, vocab_ids)
 
 
 def _separate(where: str, target: Target) -> PreTrainedModel:

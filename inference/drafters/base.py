@@ -151,6 +151,10 @@ class Drafter(nn.Module, ABC):
         """Trained tensors by name; what the target holds itself is left out."""
         return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
 
+    def parameters_to_load(self) -> dict[str, Tensor]:
+        """The tensors that saved ones are copied into, by the same names."""
+        return self.parameters_to_save()
+
 def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
     """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""
     if draft_ids is None:

@@ -89,6 +89,10 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.parameters_to_save()
 
+    def parameters_to_load(self) -> dict[str, Tensor]:
+        """The inner drafter's."""
+        return self.inner.parameters_to_load()
+
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
     """Rows with a lookup take it (one-hot q), however long it is; the others keep the inner draft. What the target

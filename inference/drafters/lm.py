@@ -1,23 +1,22 @@
 """A separate small LM: any causal LM with the target's tokenizer, or one cut out of the target itself."""
 
-import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
-from conf.errors import ConfigError
+from conf.errors import UserError
+from conf.schema import LmConfig
 
 from ..batch import Batch, right_padded, similar_lengths
 from ..cache import SlotCache
-from ..sampling import SamplingRows
+from ..sampling import Sampling, SamplingRows
 from ..target import Target
-from ..traits import experts_of
-from .base import Chain, Context, Draft, Drafter
+from .base import Chain, Context, Draft, Drafter, choose
+from .lora import add_lora, changes, plain_state
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
@@ -31,19 +30,20 @@ class LmState:
 
 
 class LmDrafter(Drafter):
-    """Runs the small model on its own SlotCache; rejected drafts are rolled back by common prefix."""
+    """Runs the small model on its own SlotCache; rejected drafts are rolled back by common prefix.
+
+    Raises UserError for adapters on a model that has nothing to adapt.
+    """
 
     kind = "lm"
     num_steps = 1
     endless = True
 
-    def __init__(
-        self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, lora_rank: int = 0
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, cfg: LmConfig) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
         self.context = self.lm.context
-        self.model: nn.Module = add_lora(model, lora_rank) if lora_rank else model.requires_grad_(True)
+        self.model: nn.Module = adapted(model, cfg.lora_rank) if cfg.lora_rank else trained(model, cfg.train_embedding)
         self.target_vocab = target_vocab
 
     def start(self, batch: int) -> LmState:
@@ -64,18 +64,30 @@ class LmDrafter(Drafter):
         self, state: LmState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
         """Read what is new, then k steps, each fed the token drafted before it."""
-        hidden = self._catch_up(state, ctx)
+        hidden = self._catch_up(state, ctx.rows, ctx.live)
         chain = Chain(self.draft_ids, self.target_vocab, self.kind)
-        for step in range(k):
-            token = chain.step(self.logits(hidden), sampling, generator)
-            if step < k - 1:
-                hidden = self._feed(state, [[t] for t in token.tolist()])
+        self._chain(state, hidden, k, lambda logits: chain.step(logits, sampling, generator))
         return chain.draft()
+
+    @torch.inference_mode()
+    def write(self, texts: Sequence[list[int]], k: int, generator: torch.Generator) -> list[list[int]]:
+        """The k tokens with which the drafter itself goes on after each text, sampled from what it computes."""
+        state, written = self.start(len(texts)), list[Tensor]()
+        sampling = SamplingRows([Sampling(1.0)] * len(texts), self.lm.device)
+
+        def drawn(logits: Tensor) -> Tensor:
+            index, _ = choose(logits, sampling, generator)
+            written.append(index if self.draft_ids is None else self.draft_ids[index])
+            return written[-1]
+
+        self._chain(state, self._catch_up(state, texts, [True] * len(texts)), k, drawn)
+        tokens: list[list[int]] = torch.stack(written, 1).tolist()
+        return tokens
 
     def train_logits(self, batch: Batch) -> Tensor:
         """Teacher-forced next-token logits at every anchor [B, A, 1, D]."""
         anchors = batch.response.shape[1] - 1
-        hidden = self.lm.base(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        hidden = self.lm.base(input_ids=self._readable(batch.tokens), use_cache=False).last_hidden_state
         at = (batch.starts[:, None] + torch.arange(anchors, device=hidden.device)).clamp(max=hidden.shape[1] - 1)
         picked = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[2]))
         return self.logits(picked)[:, :, None]
@@ -91,31 +103,41 @@ class LmDrafter(Drafter):
         return cast(PretrainedConfig, self.lm.model.config)
 
     def parameters_to_save(self) -> dict[str, Tensor]:
-        """The whole model; what is tied is stored once, under its first name."""
+        """The whole model under a stock model's names, adapters merged."""
+        added = changes(self.model)
+        return {name: t + added[name].to(t) if name in added else t for name, t in self.parameters_to_load().items()}
+
+    def parameters_to_load(self) -> dict[str, Tensor]:
+        """The model without its adapters; what is tied is there once, under its first name."""
         first: dict[int, str] = {}
-        state: dict[str, Tensor] = self.model.state_dict()
+        state = plain_state(self.model)
         return {name: t for name, t in state.items() if first.setdefault(t.data_ptr(), name) == name}
 
-    def _catch_up(self, state: LmState, ctx: Context) -> Tensor:
+    def _chain(self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor]) -> None:
+        """k steps: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and they are read."""
+        for number in range(k):
+            token = step(self.logits(hidden))
+            if number < k - 1:
+                hidden = self._feed(state, [[t] for t in token.tolist()])
+
+    def _catch_up(self, state: LmState, rows: Sequence[list[int]], live: Sequence[bool]) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
-        for row, tokens in enumerate(ctx.rows):
-            keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if ctx.live[row] else 0
+        for row, tokens in enumerate(rows):
+            keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if live[row] else 0
             state.cached[row] = state.cached[row][:keep]
             state.cache.lengths[row] = keep
-        behind = [len(tokens) - n for tokens, n in zip(ctx.rows, state.cache.lengths, strict=True)]
-        far = [row for row, n in enumerate(behind) if ctx.live[row] and n > CATCH_UP]
-        if far and len(ctx.rows) > 1:
-            self._read_apart(state, far, [ctx.rows[row][:-1] for row in far])
-        unseen = [
-            tokens[len(state.cached[row]) :] if ctx.live[row] else [0] for row, tokens in enumerate(ctx.rows)
-        ]
+        behind = [len(tokens) - n for tokens, n in zip(rows, state.cache.lengths, strict=True)]
+        far = [row for row, n in enumerate(behind) if live[row] and n > CATCH_UP]
+        if far and len(rows) > 1:
+            self._read_apart(state, far, [rows[row][:-1] for row in far])
+        unseen = [tokens[len(state.cached[row]) :] if live[row] else [0] for row, tokens in enumerate(rows)]
         return self._feed(state, unseen)
 
     def _read_apart(self, state: LmState, rows: list[int], texts: list[list[int]]) -> None:
         """Read whole texts in forwards of their own, as in a prefill."""
         for group in similar_lengths([len(text) for text in texts]):
             chosen = [texts[i] for i in group]
-            tokens = right_padded(chosen).to(self.lm.device)
+            tokens = self._padded(chosen)
             apart = self.lm.new_cache(len(group), tokens.shape[1])
             self.lm.forward(tokens, apart)
             apart.advance([len(text) for text in chosen])
@@ -124,22 +146,38 @@ class LmDrafter(Drafter):
                 state.cached[rows[i]] = list(texts[i])
 
     def _feed(self, state: LmState, new: list[list[int]]) -> Tensor:
-        hidden = self.lm.forward(right_padded(new).to(self.lm.device), state.cache).last
+        hidden = self.lm.forward(self._padded(new), state.cache).last
         state.cache.advance([len(n) for n in new])
         for cached, n in zip(state.cached, new, strict=True):
             cached.extend(n)
         last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
         return hidden[torch.arange(len(new), device=hidden.device), last]
 
+    def _padded(self, rows: list[list[int]]) -> Tensor:
+        return self._readable(right_padded(rows).to(self.lm.device))
 
-def add_lora(model: PreTrainedModel, rank: int) -> nn.Module:
-    """LoRA (Hu et al., arXiv:2106.09685) on every linear but the head, in place; only the adapters train.
+    def _readable(self, tokens: Tensor) -> Tensor:
+        """Ids past the end of its own embedding, which only pad the target's, are read as its last one."""
+        embedding = cast(Tensor, self.lm.embedding.weight)
+        return tokens.clamp(max=embedding.shape[0] - 1)
 
-    The adapters start at zero, so the model computes what it did.
-    """
-    adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear")
-    injected: nn.Module = inject_adapter_in_model(adapters, model)
-    return injected
+
+def trained(model: PreTrainedModel, embedding: bool) -> nn.Module:
+    """All of the model trains; the input embedding only when asked for or tied to the head."""
+    table, module = model.get_input_embeddings(), cast(nn.Module, model).requires_grad_(True)
+    table.requires_grad_(embedding or table.weight is model.get_output_embeddings().weight)
+    return module
+
+
+def adapted(model: PreTrainedModel, rank: int) -> nn.Module:
+    """LoRA on every linear but the head."""
+    try:
+        return add_lora(model, rank, "all-linear")
+    except ValueError as error:
+        raise UserError(
+            f"drafter.lora_rank = {rank}: the drafter's model ({model.config.model_type}) has no linear layer to "
+            "adapt; use 0 (full training)"
+        ) from error
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
@@ -148,58 +186,3 @@ def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if a[:n] == b[:n]:
         return n
     return next(i for i in range(n) if a[i] != b[i])
-
-
-def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) -> PreTrainedModel:
-    """A copy of chosen target layers with its embedding, norm and (trimmed) head, as a stock model.
-
-    layers: indices, negative from the end. Raises ConfigError for layers the target doesn't have.
-    """
-    count = target.num_layers
-    chosen = sorted({i if i >= 0 else i + count for i in layers})
-    if not chosen or chosen[0] < 0 or chosen[-1] >= count:
-        raise ConfigError(f"drafter.layers = {list(layers)}: allowed: -{count} to {count - 1}, at least one")
-    config = copy.deepcopy(target.model.config)
-    config.num_hidden_layers = len(chosen)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in chosen]
-    model = without_weights(config, target, config._attn_implementation)
-    _copy_layers(target, model, chosen)
-    if draft_ids is not None:
-        trim_head(model, draft_ids)
-    return model
-
-
-def without_weights(config: PretrainedConfig, target: Target, attention: str | None) -> PreTrainedModel:
-    """A model of `config` in the target's dtype on its device; its weights are to be filled in."""
-    experts = experts_of(target.dtype)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, **experts)
-    return cast(PreTrainedModel, cast(nn.Module, model).to(device=target.device, dtype=target.dtype))
-
-
-def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) -> None:
-    """Weights by name, `layers.<chosen[i]>.` of the target to `layers.<i>.` of the cut."""
-    prefix = next(
-        name for name, m in target.model.named_modules()
-        if isinstance(m, nn.ModuleList) and len(m) == target.num_layers
-    )  # fmt: skip
-    renamed = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(chosen)}
-    state: dict[str, Any] = {}
-    for name, tensor in target.model.state_dict().items():
-        if not name.startswith(f"{prefix}."):
-            state[name] = tensor
-        for old, new in renamed.items():
-            if name.startswith(old):
-                state[new + name.removeprefix(old)] = tensor
-    model.load_state_dict(state, strict=True)
-
-
-def trim_head(model: PreTrainedModel, draft_ids: Tensor) -> None:
-    """Keep only rows draft_ids [D] of the model's head, which is then no longer tied to the embedding."""
-    full = model.get_output_embeddings()
-    head = nn.Linear(full.in_features, len(draft_ids), bias=full.bias is not None).to(full.weight)
-    head.weight.data.copy_(full.weight[draft_ids])
-    if full.bias is not None:
-        head.bias.data.copy_(full.bias[draft_ids])
-    model.config.tie_word_embeddings = False
-    model.set_output_embeddings(head)

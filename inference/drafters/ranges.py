@@ -1,20 +1,22 @@
-"""Which layers exits and jumps use, for a target of so many: defaults filled in, and what can't be refused."""
+"""Which layers of a target of so many drafters use: defaults filled in, and what can't be refused."""
 
 from collections.abc import Sequence
 
 from conf.errors import ConfigError, require
-from conf.schema import DrafterConfig, EarlyExitConfig, JumpConfig
+from conf.schema import DrafterConfig, EarlyExitConfig, Init, JumpConfig, LmConfig
 
 USUAL_JUMP = 17 / 24  # u of L: what economize 0.3.2 reports as best for a target of 24 layers
 
 
 def check_layers(cfg: DrafterConfig, count: int, name: str) -> None:
-    """Raises ConfigError for an exit or a jump that target `name` of `count` layers doesn't have."""
+    """Raises ConfigError for layers that target `name`, which has `count`, doesn't have."""
     match cfg:
         case EarlyExitConfig():
             exit_layers(cfg, count, name)
         case JumpConfig():
             jump_layers(cfg, count, name)
+        case LmConfig(model=None):
+            cut_layers(cfg, count, name)
 
 
 def exit_layers(cfg: EarlyExitConfig, count: int, name: str) -> tuple[list[int], list[int]]:
@@ -42,6 +44,23 @@ def jump_layers(cfg: JumpConfig, count: int, name: str) -> tuple[int, int, int]:
     r = max(u, m + 1) if cfg.last_layer is None else cfg.last_layer
     require(max(u, m + 1) <= r <= count, "drafter.last_layer", r, f"{max(u, m + 1)} to {count}, the layers of {name}")
     return u, m, r
+
+
+def cut_layers(cfg: LmConfig, count: int, name: str) -> list[int]:
+    """Indices of the layers that a small LM is cut out of, ascending; [] while a search has still to choose them."""
+    where = f"the layers of {name}"
+    if cfg.layers:
+        fits = all(-count <= i < count for i in cfg.layers)
+        require(fits, "drafter.layers", cfg.layers, f"-{count} to {count - 1}, {where}")
+        return sorted({i % count for i in cfg.layers})
+    require(cfg.num_layers <= count, "drafter.num_layers", cfg.num_layers, f"1 to {count}, {where}")
+    match cfg.init:
+        case Init.first:
+            return list(range(cfg.num_layers))
+        case Init.even:
+            return [round(i * (count - 1) / max(1, cfg.num_layers - 1)) for i in range(cfg.num_layers)]
+        case _:
+            return []
 
 
 def the_exit(exits: Sequence[int]) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -18,6 +17,7 @@ from conf.exits import Adaptation
 from ..layers import Frame
 from ..target import Target
 from .heads import Readout, RMSNorm
+from .lora import add_lora
 
 
 class DraftLayers(nn.Module):
@@ -135,6 +135,4 @@ def with_lora(module: nn.Module, rank: int) -> nn.Module:
     names = [name for name, child in module.named_modules() if isinstance(child, nn.Linear)]
     if not names:
         raise UserError("drafter.adaptation = lora: these layers have no linear to adapt; use frozen or full")
-    adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=names)
-    injected: nn.Module = inject_adapter_in_model(adapters, module)
-    return injected
+    return add_lora(module, rank, names)

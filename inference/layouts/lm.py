@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from conf.errors import UserError
 
+from ..drafters.cut import cut_from
 from ..drafters.early_exit import EarlyExitDrafter
-from ..drafters.lm import LmDrafter, cut_from
+from ..drafters.lm import LmDrafter
 from ..target import Target
 from .base import GENERATION, Layout
 

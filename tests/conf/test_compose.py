@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import comparing, lookups, models, prompts, schema, training
+from conf import comparing, exits, lm, lookups, models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
@@ -104,6 +104,7 @@ WRONG = {
     "foo=1": "foo is not a known option; `--help` lists all",
     "drafter.lookpu=true": "drafter.lookpu is not an option of the hydra drafter (did you mean drafter.lookup?)",
     "drafter.model=x": "drafter.model is not an option of the hydra drafter",
+    "drafter.lora_rank=8": "drafter.lora_rank: a hydra drafter has nothing for a LoRA to adapt (lm, early_exit and",
     "drafter={lookpu: 1}": "drafter.lookpu is not an option of the hydra drafter",
     "+x=1": "x is not a known option",
     "++optim.foo.bar=1": "optim.foo is not a known option",
@@ -255,9 +256,9 @@ def test_times(text: str, expected: float) -> None:
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
-    for module in (comparing, lookups, models, prompts, training):
+    for module in (comparing, exits, lm, lookups, models, prompts, training):
         own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
-        assert own - {"HeadsConfig"} <= set(schema.__all__), module
+        assert own - {"HeadsConfig", "SelfConfig"} <= set(schema.__all__), module
         assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))
     assert all(len(path.read_text().splitlines()) <= 250 for path in FOLDER.glob("*.py"))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import inference.decode
-from conf.schema import Rule
+from conf.schema import LmConfig, Rule
 from eval.sampled import (
     MIN_P_VALUE,
     NEW_TOKENS,
@@ -20,9 +20,10 @@ from eval.sampled import (
 )
 from inference.decode import Result, _Loop
 from inference.drafters import Drafter
+from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
-from inference.drafters.lm import LmDrafter, cut_from
+from inference.drafters.lm import LmDrafter
 from inference.drafters.lookup import Lookup, LookupDrafter
 from inference.sampling import Sampling, draw, process
 from inference.target import Target
@@ -123,7 +124,7 @@ def test_a_fault_between_rounds_fails(target: Target, hydra: HydraDrafter, monke
 
 def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: MakeHydra) -> None:
     trimmed = make_hydra(target, draft_ids=torch.arange(0, 48, 2))
-    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
+    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size, LmConfig())
     for drafter in (trimmed, lm, HybridDrafter(trimmed, Lookup(2, 4, tokens=4))):
         assert check(target, drafter, draws=8000).test.p_value > 0.001
 

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target
-from enumeration import law_of_loop
+from enumeration import exact_law, law_of_loop
 
 from conf.schema import Rule
 from inference.decode import Decoder, _Loop
 from inference.drafters import Drafter
-from inference.sampling import Sampling, process
+from inference.sampling import Sampling
 from inference.target import Target
 
 VOCAB, K = 3, 2
@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "block": {"block_size": 2},
     "block trimmed confident": {"draft_vocab_size": len(IDS), "block_size": 2, "min_confidence": 0.25},
     "lm": {"layers": [0]},
+    "lm lora": {"layers": [0], "lora_rank": 2},
     "lm trimmed": {"draft_vocab_size": len(IDS)},
     "early_exit": {"layers": []},
     "early_exit trimmed": {"draft_vocab_size": len(IDS)},
@@ -60,18 +61,6 @@ def drafter_of(name: str, target: Target) -> Drafter:
     return make_drafter(name.split()[0], target, noise=0.5, ids=ids, **{"num_spec_tokens": K} | options)
 
 
-def exact_law(target: Target, sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
-    """Probability of every text of `length` tokens, from full forwards of the target alone."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(length):
-        texts = torch.tensor([[*PROMPT, *path] for path in law])
-        hidden = target.read(texts, torch.full((len(law),), texts.shape[1])).last[:, -1]
-        seen = torch.zeros(len(law), VOCAB, dtype=torch.bool).scatter_(1, texts, True)
-        rows = zip(law.items(), process(target.head(hidden), sampling, seen).tolist(), strict=True)
-        law = {(*path, v): chance * p for (path, chance), row in rows for v, p in enumerate(row)}
-    return law
-
-
 def error(
     target: Target, drafter: Drafter | None, sampling: Sampling, patch: pytest.MonkeyPatch, *,
     rule: Rule = Rule.auto, length: int = 3, k: int = K, **limits: int,
@@ -82,7 +71,7 @@ def error(
         return Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=k, rule=rule)
 
     found = law_of_loop(make, PROMPT, length, patch, **limits or {"beyond": k})
-    expected = exact_law(target, sampling, length)
+    expected = exact_law(target, PROMPT, sampling, length)
     return max(abs(found.get(text, 0.0) - chance) for text, chance in expected.items())
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from inference.drafters.lm import cut_from
+from inference.drafters.cut import cut_from
 from inference.fused import (
     FastLinear,
     FastMlp,

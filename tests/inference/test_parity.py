@@ -37,6 +37,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "block trimmed": ("block", {"draft_vocab_size": len(IDS), "markov_rank": 0, "block_size": 5}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
+    "lm lora": ("lm", {"lora_rank": 2}),
     "early_exit": ("early_exit", {"layers": []}),
     "early_exit trimmed": ("early_exit", {"draft_vocab_size": len(IDS), "adaptation": "lora"}),
     "jump": ("jump", {"inner_size": 24}),

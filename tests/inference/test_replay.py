@@ -9,13 +9,14 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency
 
-from conf.schema import EarlyExitConfig, LookupKind, Rule
+from conf.schema import EarlyExitConfig, LmConfig, LookupKind, Rule
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter, Lookup, Pool, build
+from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
-from inference.drafters.lm import LmDrafter, cut_from
+from inference.drafters.lm import LmDrafter
 from inference.drafters.lookup import LookupDrafter
 from inference.replay import (
     Overlap,
@@ -41,7 +42,7 @@ ALL = ["hydra", "trimmed", "lm", "ngram", "suffix", "hybrid", "hybrid-lm", "hybr
 def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, Drafter]:
     """One drafter of each shape: heads, trimmed heads, an LM, lookup alone, hybrids."""
     hydra = make_hydra(target)
-    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size)
+    lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size, LmConfig())
     return {
         "hydra": hydra,
         "trimmed": make_hydra(target, 3, torch.arange(0, 48, 2)),

@@ -10,7 +10,7 @@ import torch
 
 from conf.errors import ConfigError, UserError
 from conf.schema import DataConfig, LmConfig, RunConfig, TargetConfig
-from inference.artifact import MODEL_CONFIG, load_drafter, save_drafter
+from inference.artifact import MODEL_CONFIG, load_drafter, merged, save_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import build
 from inference.load import load_target, precheck
@@ -57,8 +57,8 @@ def test_a_saved_drafter_needs_only_its_target(
     save_drafter(tmp_path / "drafter", drafter, cfg, target)
     shutil.rmtree(original)
     loaded, found, _ = load_drafter(tmp_path / "drafter", target)
-    assert found == cfg and loaded.kind == drafter.kind
-    mine, theirs = drafter.state_dict(), loaded.state_dict()
+    assert found == merged(cfg) and loaded.kind == drafter.kind
+    mine, theirs = drafter.parameters_to_save(), loaded.parameters_to_save()
     assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
     asked = [Request(target.text.encode("When is the iron ready?"), max_new_tokens=16, sampling=Sampling(1.0))]
     one, two = (next(Decoder(target, d.eval(), seed=3).run(asked)) for d in (drafter, loaded))

@@ -21,8 +21,11 @@ from conf.schema import (
     CheckpointConfig,
     DataConfig,
     HydraConfig,
+    Init,
+    LmConfig,
     LookupKind,
     NgramConfig,
+    ObjectiveConfig,
     OptimConfig,
     RunConfig,
     SuffixConfig,
@@ -38,6 +41,7 @@ from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
+from inference.tiny import make_tiny_target
 from train.loop import Trainer
 from train.run import make_drafter, run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
@@ -153,6 +157,30 @@ def test_a_block_drafter_leaves_with_its_calibration(
     assert isinstance(kept, BlockConfig) and kept.temperatures == found["temperatures"]
     assert about["training"]["confidence"] == found and loaded.kind == "lookup+block"
     assert figures["best"]["mismatches"] == 0 and len(figures["best"]["alpha_per_pos"]) == 4
+
+
+@pytest.mark.parametrize("origin", ["search", "own"])
+def test_an_adapted_lm_that_writes_itself_leaves_as_a_plain_model(
+    origin: str, run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(make_tiny_target(run_dir.parent / "model", seed=5)) if origin == "own" else None
+    drafter = LmConfig(model=model, init=Init.search, num_layers=1, lora_rank=2, draft_vocab_size=VOCAB)
+    policy = ObjectiveConfig(on_policy=0.5, on_policy_tokens=4)
+    cfg = config(
+        run_dir, tiny_text_folder, drafter=drafter, objective=policy, optim=OptimConfig(batch_tokens=128, max_steps=6)
+    )
+    run(cfg)
+    assert ("α of [0]" in capsys.readouterr().out) == (origin == "search")
+    loaded, found, about = load_drafter(run_dir / "drafter", target)
+    assert isinstance(found, LmConfig) and found.lora_rank == 0 and about["training"]["lora_rank"] == 2
+    assert len(found.layers) == (origin == "search") and about["training"]["objective"]["on_policy"] == 0.5
+    assert not [name for name, _ in loaded.named_parameters() if "lora" in name]
+    figures = json.loads((run_dir / "timing" / "train.json").read_text())
+    assert figures["steps"] == 6 and figures["best"]["mismatches"] == 0
+    assert Validator(cfg, target).validate(0, loaded).tau == pytest.approx(figures["best"]["tau"], abs=0.05)
+    run(cfg)
+    out = capsys.readouterr().out
+    assert "is trained with these settings already" in out and "α of [0]" not in out
 
 
 def test_rows_that_are_excluded_later_make_another_training(

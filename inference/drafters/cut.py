@@ -1,0 +1,60 @@
+"""Models that a small LM is made from: layers cut out of the target, and heads with fewer rows."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, cast
+
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from ..target import Target
+from ..traits import experts_of
+
+
+def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) -> PreTrainedModel:
+    """A copy of chosen target layers (ascending indices) with its embedding, norm and (trimmed) head, as a stock
+    model."""
+    config = copy.deepcopy(target.model.config)
+    config.num_hidden_layers = len(layers)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i] for i in layers]
+    model = without_weights(config, target, config._attn_implementation)
+    _copy_layers(target, model, layers)
+    if draft_ids is not None:
+        trim_head(model, draft_ids)
+    return model
+
+
+def without_weights(config: PretrainedConfig, target: Target, attention: str | None) -> PreTrainedModel:
+    """A model of `config` in the target's dtype on its device; its weights are to be filled in."""
+    experts = experts_of(target.dtype)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=attention, **experts)
+    return cast(PreTrainedModel, cast(nn.Module, model).to(device=target.device, dtype=target.dtype))
+
+
+def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) -> None:
+    """Weights by name, `layers.<chosen[i]>.` of the target to `layers.<i>.` of the cut."""
+    prefix = next(
+        name for name, m in target.model.named_modules()
+        if isinstance(m, nn.ModuleList) and len(m) == target.num_layers
+    )  # fmt: skip
+    renamed = {f"{prefix}.{old}.": f"{prefix}.{new}." for new, old in enumerate(chosen)}
+    state: dict[str, Any] = {}
+    for name, tensor in target.model.state_dict().items():
+        if not name.startswith(f"{prefix}."):
+            state[name] = tensor
+        for old, new in renamed.items():
+            if name.startswith(old):
+                state[new + name.removeprefix(old)] = tensor
+    model.load_state_dict(state, strict=True)
+
+
+def trim_head(model: PreTrainedModel, draft_ids: Tensor) -> None:
+    """Keep only rows draft_ids [D] of the model's head, which is then no longer tied to the embedding."""
+    full = model.get_output_embeddings()
+    head = nn.Linear(full.in_features, len(draft_ids), bias=full.bias is not None).to(full.weight)
+    head.weight.data.copy_(full.weight[draft_ids])
+    if full.bias is not None:
+        head.bias.data.copy_(full.bias[draft_ids])
+    model.config.tie_word_embeddings = False
+    model.set_output_embeddings(head)
