@@ -13,12 +13,13 @@ import torch
 from conf.errors import UserError
 from inference.batch import Batch, make_batch
 
+from .rows import MIN_RESPONSE
 from .store import Store
+from .taps import TapCache
 
 # Batches' worth of shuffled rows that are sorted by length together, but never more than a quarter of all
 # rows: rows that are always sorted together meet the same company in every epoch.
 WINDOW = 16
-MIN_RESPONSE = 2  # a drafter drafts response token a + 1 at response token a: one token alone teaches nothing
 
 
 @dataclass
@@ -55,9 +56,10 @@ class Loader:
         device: torch.device | str = "cpu",
         rank: int = 0,
         world_size: int = 1,
+        taps: TapCache | None = None,
     ) -> None:
-        """Rows that the store excludes are left out. UserError: no rows."""
-        self.store = store
+        """Rows that the store excludes are left out. taps: what fills Batch.taps. UserError: no rows."""
+        self.store, self.taps = store, taps
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.device = torch.device(device)
@@ -178,6 +180,8 @@ class Loader:
             hidden,
             [t.key(e.row) for t, e in zip(tables, entries, strict=True)],
         )
+        if self.taps is not None:
+            batch.taps = self.taps.padded([(e.shard, e.row) for e in entries], batch.lengths.tolist())
         return batch.to(self.device)
 
 

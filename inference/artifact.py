@@ -228,7 +228,7 @@ def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str)
             raise UserError(f"{where}: {name} holds NaN or Inf")
         if name in (D2T, T2D) and not torch.equal(tensors[name].to(tensor.device), tensor):
             raise UserError(f"{where}: {name} does not belong to the vocabulary it is saved with")
-        tensor.copy_(tensors[name])
+    drafter.take_saved(tensors)
 
 
 def check_target(identity: dict[str, Any], target: Target, where: str) -> None:

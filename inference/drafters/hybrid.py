@@ -56,6 +56,11 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.train_taps
 
+    @property
+    def cached_taps(self) -> tuple[int, ...]:
+        """The inner drafter's."""
+        return self.inner.cached_taps
+
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
@@ -86,6 +91,10 @@ class HybridDrafter(Drafter):
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The inner drafter's."""
         return self.inner.parameters_to_save()
+
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inner drafter's."""
+        self.inner.take_saved(tensors)
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:

@@ -96,6 +96,11 @@ class LmDrafter(Drafter):
         state: dict[str, Tensor] = self.model.state_dict()
         return {name: t for name, t in state.items() if first.setdefault(t.data_ptr(), name) == name}
 
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `parameters_to_save`."""
+        for name, tensor in self.parameters_to_save().items():
+            tensor.copy_(tensors[name])
+
     def _catch_up(self, state: LmState, ctx: Context) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
         for row, tokens in enumerate(ctx.rows):

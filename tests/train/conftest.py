@@ -13,6 +13,7 @@ from conf.schema import CheckpointConfig, HydraConfig, OptimConfig, RunConfig, T
 from data.loader import Loader
 from data.rows import Row
 from data.store import Store
+from data.taps import cache_taps
 from inference.batch import Batch, make_batch
 from inference.drafters import build
 from inference.parity import with_hidden
@@ -112,7 +113,8 @@ def make_trainer(store: Store, tiny_target: Target, accelerator: Accelerator) ->
                 module.register_forward_hook(
                     lambda m, _, out: out + 1e-3 * torch.randn_like(out) if m.training else out
                 )
-        loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed)
+        taps = cache_taps(store, tiny_target, drafter.cached_taps, "1GB") if drafter.cached_taps else None
+        loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, taps=taps)
         return Trainer(cfg, run_dir, tiny_target, drafter, loader, accelerator, identity or {"seed": 0})
 
     return make
