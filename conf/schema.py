@@ -20,6 +20,8 @@ from .models import (
 )
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
+    LR,
+    LR_OF_KIND,
     CheckpointConfig,
     Normalise,
     ObjectiveConfig,
@@ -96,6 +98,8 @@ class RunConfig:
         require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
+        if self.optim.lr is None:
+            self.optim.lr = LR_OF_KIND.get(self.drafter.kind, LR)
         if self.objective.position_weights is None:
             block = isinstance(self.drafter, BlockConfig)
             self.objective.position_weights = PositionWeights.exp if block else PositionWeights.decay

@@ -56,11 +56,15 @@ class ObjectiveConfig:
         require(self.confidence_weight >= 0, "objective.confidence_weight", self.confidence_weight, ">= 0")
 
 
+LR = 1e-3
+LR_OF_KIND = {"eagle3": 1e-3, "block": 1e-3}
+
+
 @dataclass
 class OptimConfig:
     """AdamW with warmup and cosine decay, and how long to train."""
 
-    lr: float = 1e-3
+    lr: float | None = None  # default: by kind of drafter (LR_OF_KIND), for most 1e-3
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     warmup: float = 0.05  # share of all steps
@@ -73,7 +77,7 @@ class OptimConfig:
     autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "optim.lr", self.lr, "> 0")
+        require(self.lr is None or self.lr > 0, "optim.lr", self.lr, "> 0")
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, ">= 0")
         require(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas,
@@ -89,6 +93,11 @@ class OptimConfig:
         require(
             self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"
         )
+
+    @property
+    def peak(self) -> float:
+        """The rate after warmup."""
+        return LR if self.lr is None else self.lr
 
 
 @dataclass

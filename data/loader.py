@@ -13,13 +13,13 @@ import torch
 from conf.errors import UserError
 from inference.batch import Batch, make_batch
 
-from .rows import MIN_RESPONSE
 from .store import Store
 from .taps import TapCache
 
 # Batches' worth of shuffled rows that are sorted by length together, but never more than a quarter of all
 # rows: rows that are always sorted together meet the same company in every epoch.
 WINDOW = 16
+MIN_RESPONSE = 2  # a drafter drafts response token a + 1 at response token a: one token alone teaches nothing
 
 
 @dataclass

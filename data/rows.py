@@ -25,8 +25,6 @@ SCHEMA = pa.schema(
     ]
 )
 
-MIN_RESPONSE = 2  # a drafter drafts response token a + 1 at response token a: one token alone teaches nothing
-
 
 @dataclass
 class Row:

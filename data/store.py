@@ -209,15 +209,18 @@ class Store:
         self._check(name)
         return self._features.read(self.path / name, start, end)
 
-    def token_counts(self, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """How often each token occurs in responses and prompts to train on: two [V] int64. UserError: ids beyond V."""
+    def token_counts(self, vocab_size: int, shards: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """How often each token occurs in responses and prompts to train on: two [V] int64; of all shards, or of some.
+        UserError: ids beyond V.
+        """
+        counted = range(len(self.shards)) if shards is None else shards
         total = np.zeros((2, vocab_size), np.int64)
-        for shard in range(len(self.shards)):
+        for shard in counted:
             counts = self.table(shard).counts(vocab_size)
             if max(len(part) for part in counts) > vocab_size:
                 raise UserError(f"{self.path} has ids beyond a vocabulary of {vocab_size}: another target?")
             total += np.stack(counts)
-        for row in map(self.get, self.excluded):
+        for row in (self.get(key) for key in self.excluded if self._keys()[key][0] in counted):
             total[0] -= np.bincount(row.response_ids, minlength=vocab_size)
             total[1] -= np.bincount(row.prompt_ids, minlength=vocab_size)
         return torch.from_numpy(total[0]), torch.from_numpy(total[1])

@@ -1,8 +1,8 @@
 """The target's states at the positions of a store's rows, computed once for all drafters that read them in training.
 
 They lie in `taps/` inside the store's folder, a file for each shard and tap, so that kinds share what they have in
-common: in bfloat16, every position but the last of each row that is trained on. Nothing reads the last one. A file's
-name holds a digest of all that its content follows from; a file that index.json does not list does not exist.
+common: in bfloat16, every position of each row but the last, which nothing reads. A file's name holds a digest of all
+that its content follows from; a file that index.json does not list does not exist.
 """
 
 import hashlib
@@ -24,7 +24,6 @@ from inference.target import Target
 
 from .files import lock_folder, write_whole
 from .progress import PassProgress, format_bytes
-from .rows import MIN_RESPONSE
 from .slices import Slices
 from .store import Store
 
@@ -33,7 +32,7 @@ DTYPE = torch.bfloat16
 
 
 class TapCache:
-    """Taps of a store as it stands: made anew when rows were added or excluded."""
+    """Taps of a store as it stands: made anew when shards were added."""
 
     def __init__(self, store: Store, taps: Sequence[int]) -> None:
         self.store, self.taps, self.folder = store, tuple(taps), store.path / FOLDER
@@ -41,25 +40,21 @@ class TapCache:
         self._slices = Slices(TENSOR)
         self._verified: set[str] = set()
         self._offsets: dict[int, NDArray[np.int64]] = {}
-        self._digests: dict[int, str] = {}
 
     def missing(self) -> list[tuple[int, list[int]]]:
         """Shards that lack something, and the taps they lack."""
         lacks = [(s, [t for t in self.taps if self.name(s, t) not in self._index]) for s in range(self._num_shards)]
-        return [(shard, taps) for shard, taps in lacks if taps and self.offsets(shard)[-1]]
+        return [(shard, taps) for shard, taps in lacks if taps and self._is_used(shard)]
 
     def name(self, shard: int, tap: int) -> str:
         """The file of one shard and tap."""
         return f"{tap:03d}-{self._name_of(shard)}"
 
     def offsets(self, shard: int) -> NDArray[np.int64]:
-        """[rows + 1]: where each row's positions start in the shard's files; rows that are left out have none."""
+        """[rows + 1]: where each row's positions start in the shard's files."""
         if shard not in self._offsets:
             table = self.store.table(shard)
-            responses = np.diff(table.response_offsets)
-            lengths = np.diff(table.prompt_offsets) + responses - 1
-            excluded = np.array([key in self.store.excluded for key in table.column("key")], dtype=bool)
-            lengths[excluded | (responses < MIN_RESPONSE)] = 0
+            lengths = np.diff(table.prompt_offsets) + np.diff(table.response_offsets) - 1
             self._offsets[shard] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return self._offsets[shard]
 
@@ -90,7 +85,7 @@ class TapCache:
         self._list()
 
     def drop_stale(self) -> None:
-        """Remove what belongs to shards or selections of rows that are no more."""
+        """Remove what belongs to shards that are no more."""
         current = {self._name_of(shard) for shard in range(self._num_shards)}
         self._index = {name: digest for name, digest in self._index.items() if name.split("-", 1)[1] in current}
         for path in self.folder.glob("*.safetensors*"):
@@ -105,12 +100,13 @@ class TapCache:
     def _num_shards(self) -> int:
         return len(self.store.shards)
 
+    def _is_used(self, shard: int) -> bool:
+        return any(key not in self.store.excluded for key in self.store.table(shard).column("key"))
+
     def _name_of(self, shard: int) -> str:
-        if shard not in self._digests:
-            entry = self.store.shards[shard]
-            rows, kept = entry.files[f"rows-{entry.name}.parquet"], np.diff(self.offsets(shard)) > 0
-            self._digests[shard] = digest_of([self.store.identity, rows, kept.tolist()])[:16]
-        return f"{self.store.shards[shard].name}-{self._digests[shard]}.safetensors"
+        entry = self.store.shards[shard]
+        digest = digest_of([self.store.identity, entry.files[f"rows-{entry.name}.parquet"]])
+        return f"{entry.name}-{digest[:16]}.safetensors"
 
     def _read(self, shard: int, row: int, tap: int, length: int) -> Tensor:
         start, end = self.offsets(shard)[row : row + 2].tolist()
@@ -123,7 +119,7 @@ class TapCache:
 
 
 def cache_taps(store: Store, target: Target, taps: Sequence[int], max_disk: str) -> TapCache | None:
-    """The taps of all rows that are trained on, those that are missing computed now, the price being said first.
+    """The taps of every shard that has rows to train on, what is missing computed now, the price being said first.
 
     None, and a line that says why, where they can't be kept: training then computes them in every step. An interrupted
     pass goes on where it stopped.
@@ -135,11 +131,12 @@ def cache_taps(store: Store, target: Target, taps: Sequence[int], max_disk: str)
     states = sum(int(cache.offsets(shard)[-1]) * len(lacking) for shard, lacking in missing)
     price = states * target.hidden_size * DTYPE.itemsize
     there = cache.num_bytes() + store.num_bytes
-    line = f"taps {', '.join(map(str, taps))} of the target: {format_bytes(price)} of disk beside {format_bytes(there)}"
+    disk = f"{format_bytes(price)} of disk beside {format_bytes(there)}, data.max_disk is {max_disk}"
+    line = f"taps {', '.join(map(str, taps))} of the target: {disk}"
     if price + there > parse_bytes(max_disk, "data.max_disk"):
-        print(f"{line}, data.max_disk is {max_disk}: not kept but recomputed in every step, which is slower", flush=True)
+        print(f"{line}: not kept but recomputed in every step, which is slower", flush=True)
         return None
-    print(f"{line}, data.max_disk is {max_disk}", flush=True)
+    print(line, flush=True)
     try:
         cache.folder.mkdir(exist_ok=True)
         with lock_folder(cache.folder):
@@ -178,7 +175,7 @@ def _states(cache: TapCache, shard: int, taps: Sequence[int], target: Target) ->
 
 
 def _texts(cache: TapCache, shard: int) -> Iterator[tuple[list[int], int]]:
-    """The ids of every row that is kept, without the last one, and where its positions start."""
+    """The ids of every row without the last one, and where its positions start."""
     table, offsets = cache.store.table(shard), cache.offsets(shard)
-    for row in np.flatnonzero(np.diff(offsets)):
-        yield [*table.prompt(row).tolist(), *table.response(row)[:-1].tolist()], int(offsets[row])
+    for row in range(len(table)):
+        yield [*table.prompt(row).tolist(), *table.response(row).tolist()][:-1], int(offsets[row])

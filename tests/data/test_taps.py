@@ -2,9 +2,8 @@
 
 import errno
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -88,10 +87,25 @@ def test_batches_come_with_the_targets_states(store: Store, target: Target) -> N
 def test_only_positions_that_are_used_are_kept(store: Store, target: Target) -> None:
     cache = cache_taps(store, target, (1,), ROOM)
     assert cache is not None
-    used = sum(p + r - 1 for i, (p, r) in enumerate(LENGTHS) if i != 3 and r > 1)
+    used, headers = sum(p + r - 1 for p, r in LENGTHS), 3 * 128
     assert sum(int(cache.offsets(shard)[-1]) for shard in range(3)) == used
-    headers = 3 * 128
     assert used * 32 * 2 < cache.num_bytes() < used * 32 * 2 + headers
+
+
+def test_a_part_of_a_store_needs_and_keeps_the_same_files(
+    store: Store, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(store.path, write=True) as writing:
+        writing.exclude({f"k{i}": LENGTHS[i][1] for i in range(5)})  # all rows of two shards
+    asked, part = Asked(target, monkeypatch), Store.open(store.path)
+    cache_taps(part, target, (1,), ROOM)
+    assert len(asked.taps) == 1
+    with Store.open(store.path, write=True) as writing:
+        writing.exclude({})
+    cache_taps(Store.open(store.path), target, (1,), ROOM)
+    assert len(asked.taps) == 3
+    cache_taps(part, target, (2,), ROOM)
+    assert len(files(store)) == 4 and len(asked.taps) == 4
 
 
 def test_kinds_share_what_they_have_in_common(
@@ -167,24 +181,14 @@ def test_a_damaged_file_is_named_and_can_be_made_anew(store: Store, target: Targ
     read()
 
 
-def _excluded(store: Store) -> None:
-    with Store.open(store.path, write=True) as writing:
-        writing.exclude({"k0": 5, "k3": 7})
-
-
-def _another_target(store: Store) -> None:
+def test_what_no_longer_holds_is_computed_again(
+    store: Store, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache_taps(store, target, (1,), ROOM)
+    old = files(store)
     manifest = json.loads((store.path / "manifest.json").read_text())
     manifest["identity"]["weights_digest"] = "another"
     (store.path / "manifest.json").write_text(json.dumps(manifest))
-
-
-@pytest.mark.parametrize("change, shards", [(_excluded, 1), (_another_target, 3)])
-def test_what_no_longer_holds_is_computed_again(
-    store: Store, target: Target, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store], None], shards: int
-) -> None:
-    cache_taps(store, target, (1,), ROOM)
-    old: dict[str, Any] = files(store)
-    change(store)
     asked = Asked(target, monkeypatch)
     cache_taps(Store.open(store.path), target, (1,), ROOM)
-    assert len(asked.taps) == shards and len(files(store).keys() - old.keys()) == shards and len(files(store)) == 3
+    assert len(asked.taps) == len(files(store)) == 3 and not files(store).keys() & old.keys()
