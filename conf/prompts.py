@@ -63,7 +63,7 @@ class DataConfig:
     top_p: float = 1.0
     batch: int = 64  # rows in flight
     features: Features = Features.cache
-    max_disk: str = "2GB"  # cached hidden states above this are refused
+    max_disk: str = "2GB"  # cached hidden states above this are refused, taps beside them not kept
     store: str | None = None  # an existing store folder; default: run_dir/store
     use_tokens: int | None = None  # train on rows of about so many response tokens of the store; null: on all
     repair: bool = False  # drop damaged shards; only their rows are collected again

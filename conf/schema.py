@@ -24,6 +24,8 @@ from .models import (
 )
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
+    LR,
+    LR_OF_KIND,
     CheckpointConfig,
     Normalise,
     ObjectiveConfig,
@@ -120,6 +122,8 @@ class RunConfig:
         require(writes, "objective.on_policy", self.objective.on_policy, only)
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
+        if self.optim.lr is None:
+            self.optim.lr = LR_OF_KIND.get(self.drafter.kind, LR)
         if self.objective.position_weights is None:
             block, chains = isinstance(self.drafter, BlockConfig), self.objective.over_chains
             usual = PositionWeights.exp if block else PositionWeights.decay

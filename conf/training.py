@@ -70,11 +70,15 @@ class ObjectiveConfig:
         return self.kind in (ObjectiveKind.e2e, ObjectiveKind.e2e_exact)
 
 
+LR = 1e-3
+LR_OF_KIND = {"eagle3": 1e-3, "block": 1e-3}
+
+
 @dataclass
 class OptimConfig:
     """AdamW with warmup and cosine decay, and how long to train."""
 
-    lr: float = 1e-3
+    lr: float | None = None  # default: by kind of drafter (LR_OF_KIND), for most 1e-3
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     warmup: float = 0.05  # share of all steps
@@ -88,7 +92,7 @@ class OptimConfig:
     autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
 
     def __post_init__(self) -> None:
-        require(self.lr > 0, "optim.lr", self.lr, "> 0")
+        require(self.lr is None or self.lr > 0, "optim.lr", self.lr, "> 0")
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, ">= 0")
         require(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas,
@@ -106,6 +110,11 @@ class OptimConfig:
         require(
             self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"
         )
+
+    @property
+    def peak(self) -> float:
+        """The rate after warmup."""
+        return LR if self.lr is None else self.lr
 
 
 class TrainMode(StrEnum):

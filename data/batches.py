@@ -13,6 +13,7 @@ from conf.errors import UserError
 from inference.batch import Batch, make_batch
 
 from .store import Store
+from .taps import TapCache
 
 # Batches' worth of shuffled rows that are sorted by length together, but never more than a quarter of all
 # rows: rows that are always sorted together meet the same company in every epoch.
@@ -37,9 +38,11 @@ class Batches(ABC):
     to batch_tokens.
     """
 
-    def __init__(self, store: Store, batch_tokens: int, device: torch.device | str) -> None:
-        """UserError: batches too small to supervise anything."""
-        self.store, self.batch_tokens, self.device = store, batch_tokens, torch.device(device)
+    def __init__(
+        self, store: Store, batch_tokens: int, device: torch.device | str, taps: TapCache | None = None
+    ) -> None:
+        """taps: what fills Batch.taps. UserError: batches too small to supervise anything."""
+        self.store, self.batch_tokens, self.device, self.taps = store, batch_tokens, torch.device(device), taps
         self.short_rows = self.cut_rows = 0
         if batch_tokens < MIN_RESPONSE:
             raise UserError(f"optim.batch_tokens = {batch_tokens} supervises nothing: use >= 2")
@@ -115,6 +118,8 @@ class Batches(ABC):
             hidden,
             [t.key(e.row) for t, e in zip(tables, entries, strict=True)],
         )
+        if self.taps is not None:
+            batch.taps = self.taps.padded([(e.shard, e.row) for e in entries], batch.lengths.tolist())
         return batch.to(self.device)
 
 

@@ -15,6 +15,7 @@ from inference.batch import Batch
 
 from .batches import Batches, Entry, positions
 from .store import Store
+from .taps import TapCache
 
 
 @dataclass
@@ -43,9 +44,10 @@ class Loader(Batches):
         device: torch.device | str = "cpu",
         rank: int = 0,
         world_size: int = 1,
+        taps: TapCache | None = None,
     ) -> None:
-        """Rows that the store excludes are left out. UserError: no rows."""
-        super().__init__(store, batch_tokens, device)
+        """Rows that the store excludes are left out. taps: what fills Batch.taps. UserError: no rows."""
+        super().__init__(store, batch_tokens, device, taps)
         self.seed = seed
         self.rank, self.world_size = rank, world_size
         self._entries = [entry for shard in range(len(store.shards)) for entry in self._usable(shard)]

@@ -64,12 +64,46 @@ class CollectionProgress:
         self._line = ""
 
 
+class PassProgress:
+    """A pass over so many `units`: one plain line every 15 seconds and one at the end. A context manager."""
+
+    def __init__(self, name: str, units: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name, self.units, self.total, self.done = name, units, total, 0
+        self._clock = clock
+        self._started = self._told = clock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._print()
+
+    def advance(self, count: int) -> None:
+        """So many more are done."""
+        self.done += count
+        if self._clock() - self._told >= LINE_SECONDS:
+            self._told = self._clock()
+            self._print()
+
+    def _print(self) -> None:
+        rate = self.done / max(self._clock() - self._started, 1e-9)
+        left = "" if self.done >= self.total else f", {minutes((self.total - self.done) / rate)} left"
+        print(f"{self.name}: {self.done:,}/{self.total:,} {self.units}, {rate:.0f} a second{left}", flush=True)
+
+
+def minutes(seconds: float) -> str:
+    """5:22"""
+    return "{}:{:02d}".format(*divmod(round(seconds), 60))
+
+
 def describe(rows: int, tokens: int, total: int, rate: float | None, num_bytes: int) -> str:
     """One line: `120 rows, 14,000/72,000 response tokens, 180 tok/s, 5:22 left, 32.3 MB`; rate None: not known yet."""
     speed = "starting"
     if rate is not None:
-        minutes, seconds = divmod(round(max(0, total - tokens) / rate), 60)
-        speed = f"{rate:.0f} tok/s, {minutes}:{seconds:02d} left"
+        speed = f"{rate:.0f} tok/s, {minutes(max(0, total - tokens) / rate)} left"
     return f"{rows:,} rows, {tokens:,}/{total:,} response tokens, {speed}, {format_bytes(num_bytes)}"
 
 

@@ -5,7 +5,6 @@ what is not listed does not exist. Knows nothing about models or text.
 """
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +12,6 @@ from typing import IO, Any, Self
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
@@ -24,8 +22,8 @@ from .files import lock_folder, refuse_full_disk, write_whole
 from .identity import check_identity
 from .manifest import NAME, Manifest, Shard, load_manifest
 from .rows import Row, RowTable, decode_rows, encode_rows
+from .slices import Slices
 
-OPEN_FILES = 64  # feature files kept open at a time
 OWN_FILES = ("rows-*", "hidden-*", "written-*", f"{NAME}.*")
 
 
@@ -38,7 +36,7 @@ class Store:
         self._lock = lock
         self._tables: dict[str, RowTable] = {}
         self._index: dict[str, tuple[int, int]] | None = None
-        self._features: OrderedDict[str, Any] = OrderedDict()
+        self._features = Slices("hidden")
         self._verified: set[str] = set()
 
     @classmethod
@@ -243,24 +241,21 @@ class Store:
     def hidden(self, shard: int, start: int, end: int) -> Tensor:
         """Hidden states [end - start, H] of a shard's response tokens `start` to `end`, read lazily."""
         name = f"hidden-{self.shards[shard].name}.safetensors"
-        if name not in self._features:
-            self._check(name)
-            self._features[name] = _open_features(self.path / name)
-            if len(self._features) > OPEN_FILES:
-                self._features.popitem(last=False)
-        self._features.move_to_end(name)
-        states: Tensor = self._features[name][start:end]
-        return states
+        self._check(name)
+        return self._features.read(self.path / name, start, end)
 
-    def token_counts(self, vocab_size: int) -> tuple[Tensor, Tensor]:
-        """How often each token occurs in responses and prompts to train on: two [V] int64. UserError: ids beyond V."""
+    def token_counts(self, vocab_size: int, shards: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
+        """How often each token occurs in responses and prompts to train on: two [V] int64; of all shards, or of some.
+        UserError: ids beyond V.
+        """
+        counted = range(len(self.shards)) if shards is None else shards
         total = np.zeros((2, vocab_size), np.int64)
-        for shard in range(len(self.shards)):
+        for shard in counted:
             counts = self.table(shard).counts(vocab_size)
             if max(len(part) for part in counts) > vocab_size:
                 raise UserError(f"{self.path} has ids beyond a vocabulary of {vocab_size}: another target?")
             total += np.stack(counts)
-        for row in map(self.get, self.excluded):
+        for row in (self.get(key) for key in self.excluded if self._keys()[key][0] in counted):
             total[0] -= np.bincount(row.response_ids, minlength=vocab_size)
             total[1] -= np.bincount(row.prompt_ids, minlength=vocab_size)
         return torch.from_numpy(total[0]), torch.from_numpy(total[1])
@@ -340,11 +335,6 @@ class Store:
             for path in self.path.glob(pattern):
                 if path.name not in listed:
                     path.unlink()
-
-
-def _open_features(path: Path) -> Any:
-    """A lazy [sum R_b, H] tensor: slices of it are read when asked for."""
-    return safe_open(path, framework="pt").get_slice("hidden")  # type: ignore[no-untyped-call]
 
 
 def _check_lengths(rows: Sequence[Row], hidden: Sequence[Tensor] | None, wanted: bool) -> None:

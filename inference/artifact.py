@@ -239,7 +239,7 @@ def load_pool(cfg: DrafterConfig, folder: Path, target: Target) -> Pool | None:
 
 def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str) -> None:
     """Copy saved tensors into a freshly built drafter. Raises UserError naming the first bad tensor."""
-    own = drafter.parameters_to_load()
+    own = drafter.parameters_to_save()
     for name in sorted(own.keys() ^ tensors.keys()):
         raise UserError(f"{where}: tensor {name} is {'missing' if name in own else 'unknown'}")
     for name, tensor in own.items():
@@ -249,7 +249,7 @@ def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str)
             raise UserError(f"{where}: {name} holds NaN or Inf")
         if name in (D2T, T2D) and not torch.equal(tensors[name].to(tensor.device), tensor):
             raise UserError(f"{where}: {name} does not belong to the vocabulary it is saved with")
-        tensor.copy_(tensors[name])
+    drafter.take_saved(tensors)
 
 
 def check_target(identity: dict[str, Any], target: Target, where: str) -> None:

@@ -88,14 +88,15 @@ def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:
 
 
 def with_hidden(target: Target, batch: Batch, taps: Sequence[int] = ()) -> Batch:
-    """Fill what is missing of batch.hidden and batch.taps by a full forward of the target over its rows."""
-    if batch.hidden is not None and not taps:
-        return batch
-    read = target.read(batch.tokens, batch.lengths, taps)
+    """Fill what is missing of batch.hidden and batch.taps by a forward of the target over its rows."""
+    taps = () if batch.taps else taps
     if batch.hidden is None:
+        read = target.read(batch.tokens, batch.lengths, taps)
         at = response_positions(batch.starts, batch.response.shape[1], batch.tokens.shape[1])
         batch.hidden = read.last.gather(1, at[..., None].expand(-1, -1, read.last.shape[2]))
-    batch.taps = read.taps
+        batch.taps = read.taps or batch.taps
+    elif taps:
+        batch.taps = target.states(batch.tokens, batch.lengths, taps)
     return batch
 
 

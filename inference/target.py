@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
@@ -126,6 +127,15 @@ class Target:
             out = self.base(input_ids=tokens, use_cache=False)
         return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
 
+    @torch.no_grad()
+    def states(self, tokens: Tensor, lengths: Tensor, taps: Sequence[int]) -> tuple[Tensor, ...]:
+        """The taps of `read`, of which the layers above the highest are not run."""
+        if max(taps) >= self.num_layers:
+            return self.read(tokens, lengths, taps).taps
+        with _Taps(self.layers, taps, stop=True) as seen, suppress(_Reached):
+            self.base(input_ids=tokens, use_cache=False)
+        return tuple(seen.seen[tap] for tap in taps)
+
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of last hidden states [..., H]: the frozen head, with its scale and soft cap."""
         return self._post(self.lm_head(hidden))
@@ -237,10 +247,16 @@ def _config_eos(model: PreTrainedModel) -> frozenset[int]:
     return frozenset([] if eos is None else [eos] if isinstance(eos, int) else eos)
 
 
-class _Taps:
-    """Hooks for one call: hidden_states[i] is what layer i reads (0: the embeddings, scaled and all)."""
+class _Reached(Exception):
+    """Nothing further is wanted of a forward."""
 
-    def __init__(self, layers: Sequence[nn.Module], taps: Sequence[int]) -> None:
+
+class _Taps:
+    """Hooks for one call: hidden_states[i] is what layer i reads (0: the embeddings, scaled and all). stop: the call
+    ends with _Reached at the highest."""
+
+    def __init__(self, layers: Sequence[nn.Module], taps: Sequence[int], stop: bool = False) -> None:
+        self.last = max(taps) if stop else None
         self.modules = {i: layers[i] for i in taps if i < len(layers)}
         self.seen: dict[int, Tensor] = {}
         self.handles: list[Any] = []
@@ -253,6 +269,8 @@ class _Taps:
     def _record(self, index: int) -> Any:
         def hook(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             self.seen[index] = args[0] if args else kwargs["hidden_states"]
+            if index == self.last:
+                raise _Reached
 
         return hook
 

@@ -27,17 +27,17 @@ def build_optimizer(module: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": cfg.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]))
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.peak, betas=(cfg.betas[0], cfg.betas[1]))
 
 
 def learning_rate(step: int, total: int, cfg: OptimConfig) -> float:
     """Rate of step 0..total-1: linear warmup over `warmup` of all steps, then a cosine to final_lr * lr."""
     warmup = round(cfg.warmup * total)
     if step < warmup:
-        return cfg.lr * (step + 1) / warmup
+        return cfg.peak * (step + 1) / warmup
     progress = (step - warmup) / max(1, total - 1 - warmup)
-    floor = cfg.lr * cfg.final_lr
-    return floor + (cfg.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    floor = cfg.peak * cfg.final_lr
+    return floor + (cfg.peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def stable_rate(step: int, cfg: OptimConfig, warmup: int, cooldown: Sequence[int] = ()) -> float:

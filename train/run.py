@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.utils import gather_object
 from torch import Tensor
 
 from conf.digest import digest_of, plain
@@ -19,6 +20,7 @@ from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
 from data.subset import limited
+from data.taps import TapCache, cache_taps
 from inference.artifact import CONFIG, layers_of, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
@@ -128,8 +130,10 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, store)
         if accelerator.is_main_process and drafter.draft_ids is not None:
-            print(coverage_line(store.token_counts(target.vocab_size)[0], drafter.draft_ids.cpu()), flush=True)
-        loader = make_loader(cfg, store, target, accelerator)
+            own, ids = cfg.drafter.warm_start is None and cfg.drafter.folder is None, drafter.draft_ids.cpu()
+            print(coverage_line(store, target.vocab_size, ids, set(target.eos_ids), own=own), flush=True)
+        taps = kept_taps(cfg, target, store, drafter.cached_taps, accelerator)
+        loader = make_loader(cfg, store, target, accelerator, taps)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
         validator = cache(lambda: Validator(cfg, target))
         trainer.train(validator)
@@ -257,7 +261,20 @@ def draft_vocabulary(cfg: RunConfig, target: Target, store: Store) -> Tensor | N
     return None if ids is None else ids.to(target.device)
 
 
-def make_loader(cfg: RunConfig, store: Store, target: Target, accelerator: Accelerator) -> Loader:
+def kept_taps(
+    cfg: RunConfig, target: Target, store: Store, taps: Sequence[int], accelerator: Accelerator
+) -> TapCache | None:
+    """The taps beside a store with cached features, filled by the main process; None: recomputed in every step."""
+    if not taps or not store.has_features:
+        return None
+    with accelerator.main_process_first():
+        ready = accelerator.is_main_process and cache_taps(store, target, taps, cfg.data.max_disk) is not None
+    return TapCache(store, taps) if any(gather_object([ready])) else None
+
+
+def make_loader(
+    cfg: RunConfig, store: Store, target: Target, accelerator: Accelerator, taps: TapCache | None
+) -> Loader:
     """Batches of this rank on the target's device."""
     return Loader(
         store,
@@ -266,6 +283,7 @@ def make_loader(cfg: RunConfig, store: Store, target: Target, accelerator: Accel
         device=target.device,
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
+        taps=taps,
     )
 
 

@@ -108,8 +108,8 @@ class Validator:
         teacher = TargetTeacher(self.target, drafter.draft_ids)
         sums = Sums.zeros(drafter.num_steps, self.target.device)
         chains = torch.zeros(2, drafter.num_steps, device=self.target.device)
+        self.batches = [with_hidden(self.target, b.to(self.target.device), drafter.train_taps) for b in self.batches]
         for batch in self.batches:
-            batch = with_hidden(self.target, batch.to(self.target.device), drafter.train_taps)
             logits = drafter.train_logits(batch)
             norms, mask = teacher.norms(batch), batch.supervised(logits.shape[2])
             for part in chunks(logits):

@@ -14,6 +14,7 @@ from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
 from .pool import Pool
+from .taps import served, take
 
 
 @dataclass(frozen=True)
@@ -120,6 +121,11 @@ class Drafter(nn.Module, ABC):
         """The taps that `train_logits` wants in Batch.taps."""
         return self.taps
 
+    @property
+    def cached_taps(self) -> tuple[int, ...]:
+        """The taps that `train_logits` reads from Batch.taps when they are there: worth keeping beside a store."""
+        return self.train_taps
+
     @abstractmethod
     def draft(
         self, state: Any, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -148,12 +154,14 @@ class Drafter(nn.Module, ABC):
         return None
 
     def parameters_to_save(self) -> dict[str, Tensor]:
-        """Trained tensors by name; what the target holds itself is left out."""
-        return {name: p.detach() for name, p in self.named_parameters() if p.requires_grad}
+        """Trained tensors by name, as they are served; what the target holds itself is left out."""
+        return served(self)
 
-    def parameters_to_load(self) -> dict[str, Tensor]:
-        """The tensors that saved ones are copied into, by the same names."""
-        return self.parameters_to_save()
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `parameters_to_save`."""
+        take(self, tensors)
+
+
 
 def spread(probs: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
     """Distributions over a trimmed vocabulary [..., D] -> over the target's [..., V], zero elsewhere."""

@@ -25,9 +25,9 @@ from ..traits import context_of
 from .base import Chain, Context, Draft, Drafter, Features, TrainOutput
 from .block_net import BlockNetwork, ConfidenceHead, MarkovHead, Shape
 from .heads import Readout
+from .taps import channel_scales
 
 NUM_TAPS = 5
-PROBE = 64  # tokens read once to learn the scale of the target's channels
 NETWORK = "network."
 
 
@@ -136,6 +136,10 @@ class BlockDrafter(Drafter):
         """Under the names that engines load."""
         return {name.removeprefix(NETWORK): tensor for name, tensor in super().parameters_to_save().items()}
 
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `parameters_to_save`."""
+        super().take_saved({name: tensors[name.removeprefix(NETWORK)] for name in super().parameters_to_save()})
+
     @property
     def dtype(self) -> torch.dtype:
         """The network's dtype."""
@@ -193,17 +197,10 @@ class BlockDrafter(Drafter):
     def _match_scales(self) -> None:
         """Start where the target is: `norm` gives each channel the scale that the frozen head is used to, and `fc` the
         mean of the taps, each channel divided by its own scale (a few channels are often a thousand times larger)."""
-        target = self.target
-        ids = torch.linspace(0, target.vocab_size - 1, PROBE, device=target.device).long()[None]
-        read = target.read(ids, torch.tensor([PROBE]), self.taps)
-        self.network.norm.weight.copy_(_scale(read.last))
-        parts = [torch.diag(1 / _scale(tap)) / len(self.taps) for tap in read.taps]
-        self.network.fc.weight.copy_(torch.cat(parts, 1))
-
-
-def _scale(x: Tensor) -> Tensor:
-    """Root mean square of each channel: [1, N, H] -> [H]."""
-    return x[0].double().square().mean(0).sqrt().clamp(min=1e-6)
+        *scales, last = channel_scales(self.target, (*self.taps, self.target.num_layers))
+        self.network.norm.weight.copy_(last)
+        self.network.fc.measure(torch.cat(scales))
+        self.network.fc.take(torch.cat([torch.diag(1 / scale) / len(scales) for scale in scales], 1))
 
 
 def windows(values: Tensor, starts: Tensor, width: int) -> Tensor:

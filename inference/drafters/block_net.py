@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .heads import RMSNorm
+from .taps import TapLinear
 
 Pairs = list[tuple[Tensor, Tensor]]  # keys and values of each layer
 
@@ -154,7 +155,7 @@ class BlockNetwork(nn.Module):
 
     def __init__(self, shape: Shape, num_layers: int) -> None:
         super().__init__()
-        self.fc = nn.Linear(shape.taps * shape.width, shape.width, bias=False)
+        self.fc = TapLinear(shape.taps * shape.width, shape.width)
         self.hidden_norm, self.norm = RMSNorm(shape.width), RMSNorm(shape.width)
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(num_layers))
 

@@ -19,6 +19,7 @@ from ..target import Target, causal_mask
 from .attention import PrefixState, layer_config, rows_at
 from .base import Chain, Context, Draft, Drafter, Features
 from .eagle3_model import Eagle3Model, portable_config, taps_of, vocab_maps
+from .taps import served, take
 
 
 class Eagle3Drafter(Drafter):
@@ -31,7 +32,7 @@ class Eagle3Drafter(Drafter):
         self.target, self.num_steps, self.own_tokens = target, cfg.unroll, cfg.own_tokens
         self.taps = taps_of(cfg.taps, target.num_layers, target.name)
         config = layer_config(target, cfg.inner_size)
-        self.model = Eagle3Model(target, config, len(self.taps), draft_ids).to(target.device)
+        self.model = Eagle3Model(target, config, self.taps, draft_ids).to(target.device)
         self.layer = self.model.midlayer
 
     def start(self, batch: int) -> PrefixState:
@@ -91,9 +92,12 @@ class Eagle3Drafter(Drafter):
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Tensors under the names engines load; the vocabulary maps only with a trimmed vocabulary."""
-        saved = {name: p.detach() for name, p in self.model.named_parameters()}
         maps = {} if self.draft_ids is None else vocab_maps(self.draft_ids, self.target.vocab_size)
-        return saved | maps
+        return served(self.model) | maps
+
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `parameters_to_save`."""
+        take(self.model, tensors)
 
     @property
     def model_config(self) -> dict[str, Any]:

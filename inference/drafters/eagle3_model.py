@@ -17,6 +17,7 @@ from conf.errors import ConfigError
 
 from ..target import Target
 from .attention import MLP, Attention, LayerConfig
+from .taps import TapLinear, channel_scales
 
 FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "tie_word_embeddings", "attention_bias")
 
@@ -65,18 +66,21 @@ class Eagle3Model(nn.Module):
     A fresh model passes the highest tap on, and reads it out as the target reads its last state.
     """
 
-    def __init__(self, target: Target, config: LayerConfig, taps: int, draft_ids: Tensor | None) -> None:
+    def __init__(
+        self, target: Target, config: LayerConfig, taps: Sequence[int], draft_ids: Tensor | None
+    ) -> None:
         super().__init__()
-        width = config.hidden_size
+        width, reads = config.hidden_size, len(taps) * config.hidden_size
         self.config = config
         ids = torch.arange(target.vocab_size) if draft_ids is None else draft_ids
-        self.fc = nn.Linear(taps * width, width, bias=False)
+        self.fc = TapLinear(reads, width)
         self.midlayer = MidLayer(config, target.device)
         self.norm = nn.RMSNorm(width, config.rms_norm_eps)
         self.lm_head = nn.Linear(width, len(ids), bias=False)
         with torch.no_grad():
             self.lm_head.weight.copy_(target.head_rows(ids.to(target.device))[0])
-            self.fc.weight.zero_()[:, -width:].fill_diagonal_(1.0)
+            self.fc.measure(channel_scales(target, taps).flatten())
+            self.fc.take(torch.eye(width, reads).roll(reads - width, 1))
             self.norm.weight.copy_(final_gain(target))
 
     def logits(self, feature: Tensor) -> Tensor:

@@ -44,6 +44,11 @@ class EarlyExitDrafter(Drafter):
         """Nothing is kept between rounds: the target's cache holds it all."""
         return None
 
+    @property
+    def cached_taps(self) -> tuple[int, ...]:
+        """What spares training the layers that it does not run itself."""
+        return self.reader.taps
+
     def draft(
         self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:

@@ -58,6 +58,11 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.train_taps
 
+    @property
+    def cached_taps(self) -> tuple[int, ...]:
+        """The inner drafter's."""
+        return self.inner.cached_taps
+
     def draft(
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
@@ -89,9 +94,9 @@ class HybridDrafter(Drafter):
         """The inner drafter's."""
         return self.inner.parameters_to_save()
 
-    def parameters_to_load(self) -> dict[str, Tensor]:
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
         """The inner drafter's."""
-        return self.inner.parameters_to_load()
+        self.inner.take_saved(tensors)
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:

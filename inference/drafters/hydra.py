@@ -36,7 +36,7 @@ class HydraDrafter(HeadsDrafter):
             for _ in range(1 if cfg.share_steps else cfg.num_heads)
         )
         self.taps = prefix_taps(cfg, target.num_layers, target.name)
-        self.prefix = HydraPrefix(target, len(self.taps), cfg.prefix_attention) if self.taps else None
+        self.prefix = HydraPrefix(target, self.taps, cfg.prefix_attention) if self.taps else None
         self.own_head = self.readout.copy_of_rows() if cfg.own_head else None
 
     def start(self, batch: int) -> PrefixState | None:

@@ -4,6 +4,7 @@ Taps: other layers' states are mixed in. Prefix attention (Hydra++, arXiv:2402.0
 the states of the whole prefix, read once a round. All of it starts at zero: the last hidden state is passed on.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -16,6 +17,7 @@ from ..batch import Batch, response_positions
 from ..target import Target, causal_mask
 from .attention import MLP, Attention, LayerConfig, PrefixState, layer_config, rows_at
 from .base import Context
+from .taps import TapLinear, channel_scales
 
 
 def prefix_taps(cfg: HydraConfig, num_layers: int, name: str) -> tuple[int, ...]:
@@ -48,12 +50,13 @@ class PrefixLayer(nn.Module):
 class HydraPrefix(nn.Module):
     """The chain's first state, from taps whose last is the target's last hidden state."""
 
-    def __init__(self, target: Target, taps: int, attention: bool) -> None:
+    def __init__(self, target: Target, taps: Sequence[int], attention: bool) -> None:
         super().__init__()
         self.width = width = target.hidden_size
-        self.mix = nn.Linear((taps - 1) * width, width, bias=False) if taps > 1 else None
+        self.mix = TapLinear((len(taps) - 1) * width, width) if len(taps) > 1 else None
         self.layer = PrefixLayer(layer_config(target, 0), target.device) if attention else None
         if self.mix is not None:
+            self.mix.measure(channel_scales(target, taps[:-1]).flatten())
             nn.init.zeros_(self.mix.weight)
 
     def newest(self, state: PrefixState, ctx: Context) -> Tensor:

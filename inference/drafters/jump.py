@@ -70,6 +70,11 @@ class JumpDrafter(Drafter):
         """None: training runs the layers itself, since it needs their keys and values too."""
         return ()
 
+    @property
+    def cached_taps(self) -> tuple[int, ...]:
+        """What spares it the layers below."""
+        return self.reader.taps
+
     def draft(
         self, state: JumpState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:

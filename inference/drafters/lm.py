@@ -105,9 +105,14 @@ class LmDrafter(Drafter):
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The whole model under a stock model's names, adapters merged."""
         added = changes(self.model)
-        return {name: t + added[name].to(t) if name in added else t for name, t in self.parameters_to_load().items()}
+        return {name: t + added[name].to(t) if name in added else t for name, t in self._plain().items()}
 
-    def parameters_to_load(self) -> dict[str, Tensor]:
+    def take_saved(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `parameters_to_save`."""
+        for name, tensor in self._plain().items():
+            tensor.copy_(tensors[name])
+
+    def _plain(self) -> dict[str, Tensor]:
         """The model without its adapters; what is tied is there once, under its first name."""
         first: dict[int, str] = {}
         state = plain_state(self.model)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..batch import Batch
+from ..cache import SlotCache
 from ..layers import Frame
 from ..target import Target, additive
 
@@ -30,7 +31,8 @@ class Text:
 
 @dataclass
 class TextReader:
-    """Runs the target over the rows of batches, up to state number `state` and through layers `keep`.
+    """Runs the target over the rows of batches, up to state number `state` and through layers `keep`; where the batch
+    has its `taps`, only the layers that are kept.
 
     Each row is run by itself: what is remembered of it (by its key) must not depend on the batch that it came in, or
     a resumed run would differ in the last bit.
@@ -48,25 +50,48 @@ class TextReader:
         rows = []
         for b, length in enumerate(batch.lengths.tolist()):
             key = batch.keys[b] if batch.keys else None
-            known = self._known.get(key) if key is not None else None
-            row = self._read(batch.tokens[b : b + 1, :length]) if known is None else known
-            if key is not None and known is None:
-                self._remember(key, row)
+            row = self._known.get(key) if key is not None else None
+            if row is None:
+                row = self._row(batch, b, length)
+                if key is not None:
+                    self._remember(key, row)
             rows.append(row)
         states, *buffers = [pad_sequence(list(column), batch_first=True) for column in zip(*rows, strict=True)]
         pairs = [buffer.transpose(1, 2) for buffer in buffers]
         return Text(states, {i: (pairs[2 * n], pairs[2 * n + 1]) for n, i in enumerate(self.keep)})
 
-    def _read(self, tokens: Tensor) -> list[Tensor]:
-        """Of tokens [1,T]: the state [T,H], then keys and values [T, heads, head_dim] of each layer."""
-        stack, cache = self.target.stack, self.target.new_cache(1, tokens.shape[1])
-        frame, at = stack.begin(cache, tokens.shape[1]), stack.enter(tokens)
-        wanted = at
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The states that layers `keep` read, and `state`, if none of those layers gives it."""
+        return tuple(sorted({*self.keep} | ({self.state} - {layer + 1 for layer in self.keep})))
+
+    def _row(self, batch: Batch, row: int, length: int) -> list[Tensor]:
+        """Of one row of `length` tokens: the state [T,H], then keys and values [T, heads, head_dim] of each layer."""
+        stack, cache = self.target.stack, self.target.new_cache(1, length)
+        frame = stack.begin(cache, length)
+        if batch.taps:
+            given = {tap: states[row : row + 1, :length] for tap, states in zip(self.taps, batch.taps, strict=True)}
+            state = self._through(given, frame, cache)
+        else:
+            state = self._from_below(stack.enter(batch.tokens[row : row + 1, :length]), frame, cache)
+        buffers = [b[0, :, :length] for i in self.keep for b in cache.slot_layers[i].buffers()]
+        return [state[0], *(buffer.transpose(0, 1).clone() for buffer in buffers)]
+
+    def _from_below(self, at: Tensor, frame: Frame, cache: SlotCache) -> Tensor:
+        """State number `state` from the embeddings [1,T,H]; `cache` takes the keys and values of the layers kept."""
+        stack, wanted = self.target.stack, at
         for index in range(max(self.state, *(layer + 1 for layer in self.keep), 0)):
             at = stack.call(stack.layers[index], index, at, frame, cache if index in self.keep else None)
             wanted = at if index + 1 == self.state else wanted
-        buffers = [b[0, :, : tokens.shape[1]] for i in self.keep for b in cache.slot_layers[i].buffers()]
-        return [wanted[0], *(buffer.transpose(0, 1).clone() for buffer in buffers)]
+        return wanted
+
+    def _through(self, given: dict[int, Tensor], frame: Frame, cache: SlotCache) -> Tensor:
+        """The same from the states that are given."""
+        stack, states = self.target.stack, {tap: state.to(self.target.dtype) for tap, state in given.items()}
+        for index in self.keep:
+            after = stack.call(stack.layers[index], index, states[index], frame, cache)
+            states.setdefault(index + 1, after)
+        return states[self.state]
 
     def _remember(self, key: str, row: list[Tensor]) -> None:
         size = sum(t.numel() * t.element_size() for t in row)

@@ -136,7 +136,7 @@ WRONG = {
     "name=${seed": "can't be parsed",
     # wrong types
     "optim.lr=abc": "optim.lr = 'abc' is not allowed; allowed: a number",
-    "optim.lr=null": "optim.lr = null is not allowed; allowed: a value, not null",
+    "optim.clip=null": "optim.clip = null is not allowed; allowed: a value, not null",
     "optim.lr={a: 1}": "optim.lr = {'a': 1} is not allowed; allowed: a number",
     "seed=1.5": "seed = 1.5 is not allowed; allowed: a whole number",
     "drafter.lookup=maybe": "drafter.lookup = 'maybe' is not allowed; allowed: true or false",

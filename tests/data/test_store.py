@@ -83,6 +83,7 @@ def test_token_counts(store: Store) -> None:
     responses, prompts = store.token_counts(12)
     assert responses.tolist() == [0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 0, 0]
     assert prompts.tolist() == [0, 3, 1, 1, 0, 0, 1, 0, 0, 0, 0, 0]
+    assert [counts.nonzero().flatten().tolist() for counts in store.token_counts(12, [1])] == [[2], [1]]
     with pytest.raises(UserError, match="vocabulary of 5"):
         store.token_counts(5)
 
@@ -252,6 +253,7 @@ def test_excluded_rows_stay_and_do_not_count(store: Store) -> None:
     responses, prompts = opened.token_counts(10)
     assert responses.tolist() == [0, 0, 1, 0, 1, 1, 0, 0, 0, 0]
     assert prompts.tolist() == [0, 3, 1, 1, 0, 0, 0, 0, 0, 0]
+    assert [counts.nonzero().flatten().tolist() for counts in opened.token_counts(10, [1])] == [[2], [1]]
 
 
 def test_dropping_a_damaged_shard_forgets_what_was_excluded_in_it(store: Store) -> None:

@@ -175,7 +175,8 @@ def test_a_repaired_store_is_not_gone_on_with(store: Store) -> None:
     (store.path / "rows-00001.parquet").write_bytes(b"x")
     with Store.open(store.path, write=True) as writing:
         writing.drop_damaged()
-    with pytest.raises(UserError, match=r"shards of .* were taken out while they were read: run the same command again"):
+    line = r"shards of .* were taken out while they were read: run the same command again"
+    with pytest.raises(UserError, match=line):
         store.refresh()
     resumed = loader_of(Store.open(store.path))
     with pytest.raises(UserError, match=r"the first \d shards of .* are not those that this run has learned from"):

@@ -27,6 +27,7 @@ from inference.drafters.ranges import exit_layers, jump_layers
 from inference.drafters.tail import ExitReadout, copy_layer, with_lora
 from inference.drafters.unroll import TextReader, Unroll
 from inference.fused import can_fuse, fuse
+from inference.layers import LayerStack
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
 
@@ -278,6 +279,32 @@ def test_training_moves_the_drafter_and_never_the_target(kind: str, adaptation: 
 
 def _batch(target: Target) -> Batch:
     return with_hidden(target, make_batch([[5, 9, 11], [7]], [[40, 3, 9, 8], [8, 30, 2, 6, 1, 12]]))
+
+
+@pytest.mark.parametrize(
+    "kind, changes, layers",
+    [("early_exit", {"layers": []}, 0), ("early_exit", {"layers": [-1]}, 1), ("jump", {"last_layer": 3}, 3)],
+)
+def test_states_that_are_known_spare_the_layers_below(
+    kind: str, changes: dict[str, Any], layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = deep()
+    drafter = make_drafter(kind, target, **changes)
+    batch = _batch(target)
+    expected = drafter.train_logits(batch)
+    batch.taps = target.states(batch.tokens, batch.lengths, drafter.cached_taps)
+    asked, true = [], LayerStack.call
+
+    def call(self: LayerStack, layer: nn.Module, index: int, *rest: Any) -> Tensor:
+        asked.append(index)
+        return true(self, layer, index, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LayerStack, "call", call)
+        drafter.reader(batch)
+    assert asked == list(drafter.reader.keep) * 2 and len(drafter.reader.keep) == layers  # two rows
+    found, mask = drafter.train_logits(batch), batch.supervised(drafter.num_steps)
+    torch.testing.assert_close(found[mask], expected[mask], rtol=0, atol=1e-9)
 
 
 def test_a_lora_shares_the_targets_weights_and_a_copy_has_its_own() -> None:

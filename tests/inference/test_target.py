@@ -84,6 +84,19 @@ def test_taps_are_the_models_hidden_states(case: str) -> None:
         torch.testing.assert_close(torch.cat(pieces, 1), states[index], rtol=0, atol=1e-9)
         torch.testing.assert_close(whole, states[index], rtol=0, atol=1e-9)
     assert torch.equal(read.last, read.taps[-1])
+    for some in (taps, taps[:2]):
+        assert all(map(torch.equal, target.states(ids, torch.tensor([12]), some), read.taps[: len(some)]))
+
+
+def test_states_are_computed_as_far_as_they_are_wanted() -> None:
+    target, ran = _target("llama", num_hidden_layers=4), []
+    for index, layer in enumerate(target.layers):
+        layer.register_forward_hook(lambda *_, index=index: ran.append(index))
+    ids = torch.tensor([[3, 8, 1]])
+    target.states(ids, torch.tensor([3]), (2, 1))
+    assert ran == [0, 1]
+    target.read(ids, torch.tensor([3]))
+    assert ran == [0, 1, 0, 1, 2, 3]  # nothing is left behind that would stop this one
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])

@@ -13,6 +13,7 @@ from conf.schema import CheckpointConfig, HydraConfig, OptimConfig, RunConfig, T
 from data.loader import Loader
 from data.rows import Row
 from data.store import Store
+from data.taps import cache_taps
 from inference.batch import Batch, make_batch
 from inference.drafters import Drafter, build
 from inference.parity import with_hidden
@@ -137,7 +138,8 @@ def make_trainer(
     def make(run_dir: Path, cfg: RunConfig | None = None, identity: dict[str, Any] | None = None) -> Trainer:
         cfg = cfg or run_config()
         drafter = noisy(cfg)
-        loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed)
+        taps = cache_taps(store, tiny_target, drafter.cached_taps, "1GB") if drafter.cached_taps else None
+        loader = Loader(store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, taps=taps)
         return Trainer(cfg, run_dir, tiny_target, drafter, loader, accelerator, identity or {"seed": 0})
 
     return make

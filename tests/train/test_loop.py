@@ -18,6 +18,7 @@ from conf.errors import UserError
 from conf.schema import Eagle3Config, LmConfig, OptimConfig, RunConfig
 from data.loader import Loader
 from inference.drafters import build
+from inference.target import Target
 from train.checkpoint import Checkpoints
 from train.loop import Trainer, validation_steps
 from train.step import Distillation
@@ -111,6 +112,22 @@ def test_every_kind_resumes_bitwise(
     drafter = make_config(kind, **options | {"dtype": "float32", "draft_vocab_size": 41})
     make = partial(make_trainer, cfg=config(drafter=drafter))
     test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, 5)
+
+
+def test_taps_beside_the_store_spare_the_target(
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch,
+    tiny_target: Target,
+) -> None:  # fmt: skip
+    cfg = config(drafter=Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=2, draft_vocab_size=41))
+    trainer = make_trainer(tmp_path / "kept", cfg)
+    with monkeypatch.context() as patch:
+        patch.setattr(tiny_target.base, "forward", lambda *_, **__: pytest.fail("the target ran"))
+        trainer.train(fake_validator)
+    recomputing = make_trainer(tmp_path / "recomputed", cfg)
+    recomputing.loader.taps = None
+    recomputing.train(fake_validator)
+    kept, recomputed = ([line["loss"] for line in lines(t.run_dir) if "loss" in line] for t in (trainer, recomputing))
+    assert kept == pytest.approx(recomputed, rel=0.02)  # bfloat16, and the noise of the forward
 
 
 @pytest.mark.parametrize("signal_it", [interrupt, terminate])

@@ -153,6 +153,7 @@ def test_a_block_drafter_leaves_with_its_calibration(
     assert len(found["temperatures"]) == 4 and 0 <= found["ece"] <= 1 and 0 <= found["auc"] <= 1
     assert found["positions"] == sorted(found["positions"], reverse=True) and found["positions"][-1] > 0
     assert f"expected calibration error {found['ece']:.3f} ({found['ece_uncalibrated']:.3f} before)" in out
+    assert out.count("of the target: ") == 1 and len(list((run_dir / "store" / "taps").glob("*.safetensors"))) == 1
     loaded, kept, about = load_drafter(run_dir / "drafter", target)
     assert isinstance(kept, BlockConfig) and kept.temperatures == found["temperatures"]
     assert about["training"]["confidence"] == found and loaded.kind == "lookup+block"
