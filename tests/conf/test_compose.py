@@ -16,7 +16,7 @@ from conf import models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
 from conf.errors import ConfigError
 
-ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
+ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig, "certify": schema.CertifyConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "block": (schema.BlockConfig, False),
@@ -166,7 +166,8 @@ WRONG = {
     "optim.lr=inf": "optim.lr = inf is not allowed; allowed: finite numbers",
     "optim.betas=[0.9]": "optim.betas = [0.9] is not allowed; allowed: two numbers from 0 to below 1",
     "data.temperatures=[inf]": "data.temperatures = [inf] is not allowed; allowed: finite numbers",
-    "bench.sets=[spec_bench]": "bench.spec_bench_path = None is not allowed; allowed: the path of Spec-Bench's",
+    "bench.sets=[poems]": "bench.sets = 'poems' is not allowed; allowed: builtin, spec_bench, mt_bench, humaneval, gsm",
+    "bench.spec_bench_path=nowhere": "bench.spec_bench_path = 'nowhere' is not allowed; allowed: a file",
     "bench.lossless_draws=1": "bench.lossless_draws = 1 is not allowed; allowed: >= 100",
     "tracking.wandb=maybe": "tracking.wandb = 'maybe' is not allowed; allowed: auto, online, offline, off",
     "name=a/b": "name = 'a/b' is not allowed; allowed: a word without '/'",
