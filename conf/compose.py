@@ -21,7 +21,7 @@ from .explain import DRAFTERS, explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
-PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish")
+PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish", "certify")
 
 
 @cache
@@ -29,7 +29,7 @@ def register() -> None:
     """Put every dataclass where the YAML files extend it."""
     store = ConfigStore.instance()
     for name in PRIMARIES:
-        roots = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
+        roots = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig, "certify": schema.CertifyConfig}
         store.store(name=f"{name}_schema", node=roots.get(name, schema.RunConfig))
     groups = {
         "target": schema.TargetConfig,

@@ -8,22 +8,53 @@ by inverse CDF. So its law follows from the thresholds, which bisection finds wi
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
-import pytest
 import torch
 from torch import Tensor
 
 import inference.decode as decode
 import inference.drafters.base as base
 from inference.decode import Decoder, Request, Result, _Loop, _Row
+from inference.sampling import Sampling, process
+from inference.target import Target
 from inference.verify import Verdict
 
 Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
 """(rows [N], acceptance numbers [N,K], final numbers [N]) -> the verdicts of these rows with these numbers."""
 
+Law = dict[tuple[int, ...], float]
+"""The probability of every text."""
+
 STEPS = 36
 TOP = 1 - 2.0**-53  # the largest number below 1
+
+
+class Patch(Protocol):
+    """What changes the code for a while: `Changes`, or pytest's monkeypatch."""
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+
+
+class Changes:
+    """Attributes replaced inside a `with`, and put back at its end."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> "Changes":
+        return self
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+        self.before.append((target, name, getattr(target, name)))
+        setattr(target, name, value)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self.before:
+            setattr(*self.before.pop())
 
 
 def bisect(size: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
@@ -101,7 +132,7 @@ class Script:
 class Choices:
     """Stands in for every random draw of the loop: each row follows the script of its request."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self.rows: list[_Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
         self.rule = decode.verify
@@ -149,16 +180,16 @@ class Choices:
 
 
 def law_of_loop(
-    make: Callable[[int], Decoder], prompt: list[int], length: int, patch: pytest.MonkeyPatch, *, batch: int = 300,
-    beyond: int = 0,
-) -> dict[tuple[int, ...], float]:  # fmt: skip
-    """The probability of every text of `length` tokens that a decoder writes, over all choices it can make.
+    make: Callable[[int], Decoder], prompt: list[int], length: int, patch: Patch, *, batch: int = 300, beyond: int = 0
+) -> Law:
+    """The probability of every text of `length` tokens, or that ends before, which a decoder writes, over all choices
+    it can make.
 
     make(batch) gives the decoder. beyond: tokens written after them. The choices of a row may not depend on the other
     rows: with more than one row, the draft length must not come near the limit, and no hybrid drafter be asked.
     Raises AssertionError when the probabilities of all runs do not add up to one.
     """
-    law: dict[tuple[int, ...], float] = {}
+    law: Law = {}
     Choices(patch)
     pending = [Script([], length)]
     while pending:
@@ -170,3 +201,24 @@ def law_of_loop(
             pending += [Script(told, length) for told in script.others]
     assert abs(sum(law.values()) - 1) < 1e-9
     return law
+
+
+@torch.inference_mode()
+def exact_law(target: Target, prompt: list[int], sampling: Sampling, length: int) -> Law:
+    """The probability of every text of `length` tokens, or that ends before, from full forwards of the target alone."""
+    law: Law = {(): 1.0}
+    for _ in range(length):
+        open_texts = [text for text in law if not text or text[-1] not in target.eos_ids]
+        rows = torch.tensor([[*prompt, *text] for text in open_texts])
+        hidden = target.read(rows, torch.full((len(rows),), rows.shape[1])).last[:, -1]
+        seen = torch.zeros(len(rows), target.vocab_size, dtype=torch.bool).scatter_(1, rows, True)
+        probs = process(target.head(hidden), sampling, seen).tolist()
+        for text, row in zip(open_texts, probs, strict=True):
+            chance = law.pop(text)
+            law |= {(*text, token): chance * p for token, p in enumerate(row) if p > 0}
+    return law
+
+
+def largest_error(found: Law, exact: Law) -> float:
+    """Of the probability of any text."""
+    return max(abs(found.get(text, 0.0) - exact.get(text, 0.0)) for text in found.keys() | exact.keys())

@@ -13,6 +13,7 @@ from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
+from data.revisions import bench_sources, revision_of
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
 from inference.drafters import Drafter, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
@@ -20,6 +21,7 @@ from inference.replay import Lookup, longest_draft, lookup_of
 from inference.target import Target
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
+from .certificate import certificate
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
@@ -27,11 +29,11 @@ from .plots import draw_plots
 from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
-from .sampled import choose_prefixes, sampled_check
+from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
-FORMAT = 2  # of records and reports: those of another one are made anew
+FORMAT = 3  # of records and reports: those of another one are made anew
 
 
 @dataclass(frozen=True)
@@ -83,15 +85,14 @@ def _continued(cfg: RunConfig) -> bool:
 
 
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
-    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
-    benchmarks hold, not where they lie; a hub drafter by its name."""
+    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and benchmarks
+    hold, not where they lie; a hub drafter by its name."""
     drafter = [Path(where) / name for name in (WEIGHTS, CONFIG)]
-    files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
             "format": FORMAT, "bench": cfg.bench, "target": target, "seed": cfg.seed,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
+            "num_spec_tokens": cfg.drafter.num_spec_tokens, "sets": [revision_of(name) for name in bench_sources(cfg)],
             "drafter": [file_digest(f) for f in drafter if f.is_file()] or [where, cfg.drafter],
         }
     )  # fmt: skip
@@ -153,16 +154,28 @@ def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Pa
 
 
 def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[PromptRecord]) -> dict[str, Any]:
-    """lossless: greedy texts compared, sampled texts tested. `greedy` is null without prompts at temperature 0."""
-    pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
-    greedy = greedy_check(pairs, cfg.target.dtype, lambda: stock(cfg.target, target)) if pairs else None
-    prefixes = choose_prefixes([(r.prompt, r.plain_tokens) for r in records], subject.drafter)
+    """lossless: greedy texts compared, sampled texts tested, the certificate. `greedy` is null without prompts at
+    temperature 0."""
+    dtype, pairs = cfg.target.dtype, [
+        GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0
+    ]  # fmt: skip
+    greedy = greedy_check(pairs, dtype, lambda: stock(cfg.target, target)) if pairs else None
     print(f"drawing at least {cfg.bench.lossless_draws:,} tokens to test their distribution", flush=True)
-    sampled = sampled_check(
-        target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
-        seed=cfg.seed, rule=cfg.bench.rule,
+    texts = [(r.prompt, r.plain_tokens) for r in records]
+    sampled = {"dtype": dtype, **sample(cfg, target, subject, texts, cfg.bench.lossless_draws).figures()}
+    by_dtype = {dtype: greedy} if greedy else {}
+    shown = certificate(subject.config, cfg.bench.rule, greedy=by_dtype, sampled=sampled, seed=cfg.seed)
+    return {"greedy": greedy, "sampled": sampled, "certificate": shown}
+
+
+def sample(
+    cfg: RunConfig, target: Target, subject: Subject, texts: list[tuple[list[int], list[int]]], draws: int
+) -> SampledTest:
+    """The sampled check of a drafter after prefixes of texts that the target wrote (prompt ids, response ids)."""
+    return sampled_check(
+        target, subject.drafter, choose_prefixes(texts, subject.drafter, ends=target.eos_ids), draws,
+        num_spec_tokens=subject.num_spec_tokens, seed=cfg.seed, rule=cfg.bench.rule, frequent=frequent_ids(texts),
     )  # fmt: skip
-    return {"greedy": greedy, "sampled": {"dtype": cfg.target.dtype, **sampled.figures()}}
 
 
 def stock(cfg: TargetConfig, target: Target) -> Target:

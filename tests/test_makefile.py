@@ -20,6 +20,8 @@ VERBS = {
     "publish": ["-m", "eval.publish"],
     "check-drafter": ["-m", "eval.preflight"],
     "bench": ["-m", "eval.bench"],
+    "certify": ["-m", "eval.certify"],
+    "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }
 
 # Writes argv and environment to called.json, prints one line, exits with $EXIT.

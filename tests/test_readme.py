@@ -11,7 +11,7 @@ from conf.compose import load
 REPO = Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
 VERBS = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", (REPO / "Makefile").read_text(), re.M))
-PRIMARY = {"bench": "evaluate"}  # of verbs that share another's configuration
+PRIMARY = {"bench": "evaluate", "certify-long": "certify"}  # of verbs that share another's configuration
 
 
 def _blocks() -> list[str]:

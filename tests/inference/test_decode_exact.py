@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target
-from enumeration import law_of_loop
 
 from conf.schema import Rule
+from eval.enumeration import law_of_loop
 from inference.decode import Decoder, _Loop
 from inference.drafters import Drafter
 from inference.sampling import Sampling, process
