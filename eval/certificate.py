@@ -24,7 +24,6 @@ ERROR, VISIBLE = 1e-9, 1e-6  # of a text's probability: at most without a fault,
 LEVEL, POWER = 1e-4, 0.95
 TEXTS = 6000  # drawn in every evaluation
 BATCH = 1000
-SHORTER = LENGTH - 1  # tokens of the texts in which planted faults are looked for
 SAMPLINGS = (Sampling(1.0), Sampling(0.9, top_p=0.8, repetition_penalty=1.5))
 
 
@@ -54,7 +53,7 @@ def enumerate_toy(target: Target, config: DrafterConfig, rule: Rule) -> dict[str
     """The probability of every text under speculative decoding against plain decoding's, for this kind of drafter, a
     small LM and a lookup, under two samplings."""
     configs = {c.kind: c for c in (toy_config(config), LAYER, toy_config(NgramConfig())) if c is not None}
-    cases = []
+    cases: list[dict[str, Any]] = []
     for kind, small in configs.items():
         drafter = toy_drafter(small, target)
         for sampling in SAMPLINGS:
@@ -105,14 +104,15 @@ def is_caught(target: Target, mutation: Mutation, rule: Rule, seed: int = 0) -> 
         mutation.plant(changes)
         if mutation.drawn:
             return draw_toy(target, drafter, mutation.sampling, rule, BATCH, seed).p_value < LEVEL
-        return error_of(target, drafter, mutation.sampling, rule, SHORTER) > VISIBLE
+        return error_of(target, drafter, mutation.sampling, rule, mutation.length) > VISIBLE
 
 
 def holds(certificate: dict[str, Any]) -> bool:
     """Whether everything on the toy was as it must be; the real target's part is judged where it is measured."""
     toy, mutations = certificate["enumeration"], certificate["mutations"]
     drawn_alike = toy["drawn"]["p_value"] > LEVEL
-    return toy["largest_error"] < toy["error_below"] and drawn_alike and mutations["caught"] == mutations["planted"]
+    exact = toy["largest_error"] < toy["error_below"]
+    return bool(exact and drawn_alike and mutations["caught"] == mutations["planted"])
 
 
 def certificate_lines(certificate: dict[str, Any]) -> list[str]:

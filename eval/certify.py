@@ -87,8 +87,9 @@ def subject(cfg: CertifyConfig, name: str, target: Target) -> Subject:
     """The drafter of a folder or hub id; of a kind's name an untrained one."""
     config: DrafterConfig
     drafter: Drafter
+    about: dict[str, Any] = {}
     if name in KINDS:
-        config, about = replace(KINDS[name](), draft_vocab_size=0, dtype=cfg.target.dtype), {}
+        config = replace(KINDS[name](), draft_vocab_size=0, dtype=cfg.target.dtype)
         drafter = build(config, target).eval()
     else:
         drafter, config, about = load_drafter(name, target)

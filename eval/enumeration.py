@@ -105,8 +105,8 @@ def law_of_round(rule: Rule, rows: int, k: int, size: int) -> Tensor:
 
 @dataclass
 class Script:
-    """One run of the loop: the choices it is told to make, then always the first; and what else it could have
-    chosen. From a text of `length` tokens on, choices don't count."""
+    """One run of the loop, up to a text of `length` tokens: the choices it is told to make, then always the first; and
+    what else it could have chosen."""
 
     told: list[int]
     length: int
@@ -114,11 +114,9 @@ class Script:
     made: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)
 
-    def choose(self, law: list[float], written: int) -> int:
+    def choose(self, law: list[float]) -> int:
         """An outcome of `law`; the first time a choice comes up, the others are noted."""
         possible = [i for i, chance in enumerate(law) if chance > 1e-12]
-        if written >= self.length:
-            return possible[0]
         if len(self.made) < len(self.told):
             choice = self.told[len(self.made)]
         else:
@@ -135,8 +133,8 @@ class Choices:
     def __init__(self, patch: Patch) -> None:
         self.rows: list[_Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
-        self.rule = decode.verify
-        step, first = _Loop.step, _Loop._first_tokens
+        self.rule: Callable[..., Verdict] = vars(decode)["verify"]
+        step, first, finish = _Loop.step, _Loop._first_tokens, _Loop._finish
 
         def scripted_step(loop: _Loop) -> list[Result]:
             self.rows = list(loop.rows)
@@ -146,7 +144,13 @@ class Choices:
             self.rows = [loop.rows[b] for b in at]
             return first(loop, at, *args)
 
+        def scripted_finish(loop: _Loop, row: _Row, token: int) -> str:
+            """What comes after the text that is looked at need not be written."""
+            whole = len(row.tokens) - len(row.request.prompt) >= row.request.meta.length
+            return finish(loop, row, token) or ("length" if whole else "")
+
         patch.setattr(_Loop, "step", scripted_step)
+        patch.setattr(_Loop, "_finish", scripted_finish)
         patch.setattr(_Loop, "_first_tokens", scripted_first)
         for module in (decode, base):
             patch.setattr(module, "draw", self.draw)
@@ -159,24 +163,46 @@ class Choices:
     def verify(self, *args: Any) -> Verdict:
         """The rule's verdicts, chosen from their exact laws."""
         p, q, draft, counts, _accept, _final, *rest = args
-        parts = [t for t in (p, q, draft, counts) if t is not None]
-        keys = [b"|".join(t[b].contiguous().numpy().tobytes() for t in parts) for b in range(len(p))]
+        parts = [t.flatten(1) for t in (p, q) if t is not None] + [draft, counts[:, None]]
+        known = torch.cat([part.double().round(decimals=12) for part in parts], 1).numpy()  # equal but for the rounding
+        keys = [row.tobytes() for row in known]
         new = list({key: b for b, key in enumerate(keys) if key not in self.laws}.values())
         if new:
             cases = [t if t is None else t[new] for t in (p, q, draft, counts)]
 
             def rule(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
-                verdict: Verdict = self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
-                return verdict
+                return self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
 
             laws = law_of_round(rule, len(new), draft.shape[1], p.shape[2])
             self.laws |= {keys[b]: law.flatten().tolist() for b, law in zip(new, laws, strict=True)}
-        outcome = self._chosen([self.laws[key] for key in keys])
+        outcome = self._chosen([
+            self.laws[key] if row is None else merged(self.laws[key], drafted, self._left(row), p.shape[2])
+            for key, row, drafted in zip(keys, self.rows, draft.tolist(), strict=True)
+        ])  # fmt: skip
         return Verdict(outcome // p.shape[2], outcome % p.shape[2])
 
     def _chosen(self, laws: list[list[float]]) -> Tensor:
         pairs = zip(self.rows, laws, strict=True)
-        return torch.tensor([0 if r is None else r.request.meta.choose(law, len(r.response)) for r, law in pairs])
+        return torch.tensor([0 if r is None else r.request.meta.choose(law) for r, law in pairs])
+
+    def _left(self, row: _Row) -> int:
+        """Tokens that the row's text still lacks."""
+        length: int = row.request.meta.length
+        return length - len(row.response)
+
+
+def merged(law: list[float], draft: list[int], left: int, size: int) -> list[float]:
+    """The law of a round's outcomes (kept * size + next), those that end a text of which `left` tokens are missing in
+    the same way taken for one."""
+    if left >= len(draft):
+        return law
+    out, first = [0.0] * len(law), dict[tuple[int, ...], int]()
+    for outcome, chance in enumerate(law):
+        kept, token = divmod(outcome, size)
+        ends = kept + 1 >= left
+        to = first.setdefault(tuple([*draft[:kept], token][:left]), outcome) if ends and chance > 0 else outcome
+        out[to] += chance
+    return out
 
 
 def law_of_loop(
@@ -185,7 +211,7 @@ def law_of_loop(
     """The probability of every text of `length` tokens, or that ends before, which a decoder writes, over all choices
     it can make.
 
-    make(batch) gives the decoder. beyond: tokens written after them. The choices of a row may not depend on the other
+    make(batch) gives the decoder. beyond: tokens that could be written after them. The choices of a row may not depend on the other
     rows: with more than one row, the draft length must not come near the limit, and no hybrid drafter be asked.
     Raises AssertionError when the probabilities of all runs do not add up to one.
     """

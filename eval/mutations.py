@@ -21,27 +21,30 @@ from inference.verify import Verdict
 from .enumeration import Patch
 
 Verifier = Callable[..., Verdict]
+PLAIN = Sampling(1.0)
 TRIMMED = (0, 2)  # the draft vocabulary of the toy where a fault needs one
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A fault, and the sampling it shows under. drawn: only in what is drawn, not in the law of the choices.
-    draft_ids: the trimmed vocabulary of the drafter."""
+    """A fault, the sampling that it shows under, and in texts of how many tokens. drawn: only in what is drawn, not in
+    the law of the choices. draft_ids: the trimmed vocabulary of the drafter."""
 
     name: str
     plant: Callable[[Patch], None]
-    sampling: Sampling = Sampling(1.0)
+    sampling: Sampling = PLAIN
+    length: int = 3
     drawn: bool = False
     draft_ids: tuple[int, ...] | None = None
 
 
 def verifier(wrong: Callable[[Verifier, list[Any]], Verdict]) -> Callable[[Patch], None]:
-    """Plants a rule that is made of the true one: wrong(true rule, its arguments p, q, draft, counts, ...)."""
+    """Plants a rule that is made of the true one: wrong(true rule, its arguments p, q, draft, counts, ...), where a
+    draft was drawn."""
 
     def plant(patch: Patch) -> None:
-        true = decode.verify
-        patch.setattr(decode, "verify", lambda *args: wrong(true, list(args)))
+        true: Verifier = vars(decode)["verify"]
+        patch.setattr(decode, "verify", lambda *args: true(*args) if args[1] is None else wrong(true, list(args)))
 
     return plant
 
@@ -171,7 +174,7 @@ def _the_same_noise_every_round(patch: Patch) -> None:
 MUTATIONS = (
     Mutation("no residual after a rejection", verifier(_no_residual)),
     Mutation("residual of another position's p", verifier(_residual_of_the_next_position)),
-    Mutation("no bonus token: the last p again", verifier(_bonus_of_the_position_before)),
+    Mutation("no bonus token: the last p again", verifier(_bonus_of_the_position_before), length=4),
     Mutation("q of another temperature", verifier(_q_of_another_temperature)),
     Mutation("acceptance by the noise that drew the draft", verifier(_noise_of_the_draft)),
     Mutation("p renormalised over a trimmed vocabulary", verifier(_p_of_the_trimmed_vocabulary), draft_ids=TRIMMED),

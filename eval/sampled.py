@@ -72,8 +72,8 @@ class SampledTest:
     @property
     def p_value(self) -> float:
         """Of the places, the token frequencies and the lengths together (Bonferroni)."""
-        views = (self.marginals.token_frequencies()["p_value"], self.marginals.lengths()["p_value"])
-        return min(1.0, 3 * min(self.test.p_value, *views))
+        views = (self.marginals.token_frequencies(), self.marginals.lengths())
+        return min(1.0, 3 * min(self.test.p_value, *(float(view["p_value"]) for view in views)))
 
     def figures(self) -> dict[str, Any]:
         """lossless.sampled of report.json."""

@@ -218,5 +218,5 @@ def test_spec_benchs_own_file() -> None:
 
 @pytest.mark.parametrize("entry", ["nothing", "gsm8k:nowhere.jsonl", "gsm9k:hub:openai/gsm8k"])
 def test_what_is_no_set_is_refused_before_anything_loads(entry: str) -> None:
-    with pytest.raises(ConfigError, match="bench.sets = .* is not allowed; allowed: builtin, spec_bench, mt_bench"):
+    with pytest.raises(ConfigError, match=r"bench\.sets = .* is not allowed; allowed: builtin, spec_bench, mt_bench"):
         load("evaluate", [f"bench.sets=['{entry}']"])

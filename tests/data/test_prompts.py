@@ -14,7 +14,6 @@ from development_data import shared_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import UserError
 from data.builtin_set import CATEGORIES, builtin_prompts
 from data.prompt import SPLITS
 from data.prompts import Prompt, load_prompts, split_of, stratified
