@@ -3,7 +3,8 @@
 # PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
-.PHONY: help install distill collect train evaluate generate publish check-drafter bench bench-drafters bench-curve test check
+.PHONY: help install distill collect train evaluate generate publish check-drafter certify certify-long bench \
+	bench-drafters bench-curve test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -58,6 +59,12 @@ bench-drafters: install ## every kind of drafter, same store and training time, 
 
 bench-curve: install ## acceptance against response tokens and training time, and how many tokens more would take
 	$(run) eval.bench_curve $(value ARGS)
+
+certify: install ## losslessness at length: drafters against the target alone, greedy and sampled, and planted faults
+	$(run) eval.certify $(value ARGS)
+
+certify-long: install ## the same over 100 prompts of 256 tokens
+	$(run) eval.certify prompts=100 max_new_tokens=256 $(value ARGS)
 
 test: check ## ruff, mypy and every test, the slow ones too
 	$(run) pytest -q $(value ARGS)

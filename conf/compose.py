@@ -21,10 +21,12 @@ from .explain import DRAFTERS, explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
-PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish", "bench_drafters", "bench_curve")
+PRIMARIES = (
+    "distill", "collect", "train", "evaluate", "generate", "publish", "certify", "bench_drafters", "bench_curve",
+)  # fmt: skip
 ROOTS = {
-    "generate": schema.GenerateConfig, "publish": schema.PublishConfig, "bench_drafters": schema.CompareConfig,
-    "bench_curve": schema.CurveConfig,
+    "generate": schema.GenerateConfig, "publish": schema.PublishConfig, "certify": schema.CertifyConfig,
+    "bench_drafters": schema.CompareConfig, "bench_curve": schema.CurveConfig,
 }  # fmt: skip
 
 

@@ -46,6 +46,25 @@ def is_temperature(value: float) -> bool:
     return value == 0 or value >= MIN_TEMPERATURE
 
 
+BENCH_SETS = {
+    "spec_bench": "hub:RedHatAI/speculator_benchmarks",
+    "mt_bench": "hub:HuggingFaceH4/mt_bench_prompts:train",
+    "humaneval": "hub:openai/openai_humaneval:test",
+    "gsm8k": "hub:openai/gsm8k/main:test",
+    "cnn_dailymail": "hub:abisee/cnn_dailymail/3.0.0:test",
+    "mbpp": "hub:google-research-datasets/mbpp/full:test",
+    "speed_bench": "hub:nvidia/SPEED-Bench/qualitative:test",
+}
+"""The published sets that bench.sets knows by name, and where each is read when nothing else is said."""
+
+
+def split_set(entry: str) -> tuple[str, str]:
+    """An entry of bench.sets, `name` or `name:source`, as the published set and its source (empty: the hub); an empty
+    name for what is none of them."""
+    name, _, source = entry.partition(":")
+    return (name, source) if name in BENCH_SETS else ("", entry)
+
+
 @dataclass
 class DataConfig:
     """What the target is asked, and how its answers are collected."""
@@ -88,8 +107,8 @@ class DataConfig:
 class BenchConfig:
     """The evaluation protocol (design.md section 1)."""
 
-    sets: list[str] = field(default_factory=lambda: ["builtin"])
-    spec_bench_path: str | None = None
+    sets: list[str] = field(default_factory=lambda: ["builtin"])  # builtin, published ones (BENCH_SETS), files
+    spec_bench_path: str | None = None  # Spec-Bench's question.jsonl; default: the hub
     prompts: int = 21  # a set, stratified over its categories; 48 for spec_bench
     spec_bench_prompts: int = 48
     max_new_tokens: int = 96
@@ -107,14 +126,12 @@ class BenchConfig:
     show_text: bool | None = None  # None: built-in prompts only
 
     def __post_init__(self) -> None:
-        require(len(self.sets) > 0, "bench.sets", self.sets, "at least one of builtin, spec_bench, a file")
-        require(
-            "spec_bench" not in self.sets or self.spec_bench_path is not None, "bench.spec_bench_path",
-            self.spec_bench_path, "the path of Spec-Bench's question.jsonl when bench.sets has spec_bench",
-        )
-        files = [name for name in self.sets if name not in ("builtin", "spec_bench")]
-        for name in files:
-            require(Path(name).is_file(), "bench.sets", name, "builtin, spec_bench, or an existing file")
+        known = f"builtin, {', '.join(BENCH_SETS)} (each of these also name:file or name:hub:org/name), or a file"
+        require(len(self.sets) > 0, "bench.sets", self.sets, f"at least one of {known}")
+        for entry in self.sets:
+            name, source = split_set(entry)
+            there = Path(source).is_file() or (bool(name) and (source == "" or source.startswith("hub:")))
+            require(entry == "builtin" or there, "bench.sets", entry, known)
         if self.spec_bench_path is not None:
             require(Path(self.spec_bench_path).is_file(), "bench.spec_bench_path", self.spec_bench_path, "a file")
         for key in ("prompts", "spec_bench_prompts", "max_new_tokens", "turns", "sampled_prompts", "bootstrap"):

@@ -12,6 +12,7 @@ from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .lm import Init, LmConfig
 from .lookups import LookupKind, LookupSettings
 from .models import (
+    DTYPES,
     BlockConfig,
     DrafterConfig,
     Eagle3Config,
@@ -42,6 +43,7 @@ __all__ = [
     "Adaptation",
     "BenchConfig",
     "BlockConfig",
+    "CertifyConfig",
     "CheckpointConfig",
     "CompareConfig",
     "CompareSettings",
@@ -205,3 +207,24 @@ class CurveConfig(RunConfig):
     """`make bench-curve`: acceptance against response tokens and against training time."""
 
     curve: CurveSettings = field(default_factory=CurveSettings)
+
+
+@dataclass
+class CertifyConfig(RunConfig):
+    """`make certify`: the losslessness of drafters at length, on the prompts of bench.sets."""
+
+    drafters: list[str] = field(default_factory=list)  # folders, or kinds by name, untrained; default: run_dir/drafter
+    prompts: int = 40
+    max_new_tokens: int = 128
+    dtypes: list[str] = field(default_factory=lambda: ["float32", "bfloat16"])  # greedy texts are compared in each
+    draws: int = 60_000  # tokens tested against the target's exact probabilities
+    continuations: int = 512  # of a prefix, speculative and as many plain: the two-sample tests
+    texts: int = 180_000  # drawn on the toy
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("prompts", "max_new_tokens"):
+            require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
+        for key in ("draws", "continuations", "texts"):
+            require(getattr(self, key) >= 100, key, getattr(self, key), ">= 100")
+        require(all(d in DTYPES for d in self.dtypes), "dtypes", self.dtypes, f"a list of {', '.join(DTYPES)}")

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi, constants, hf_hub_download
 
 from conf.errors import UserError
 
@@ -17,16 +17,17 @@ ANSWER_SECONDS = 10.0  # how long the hub is waited for when it is only asked fo
 
 
 def hub_rows(source: str, most: int | None) -> tuple[str, Iterator[PlacedRow]]:
-    """The commit and the rows, at most `most` of them, of `org/name[@revision][:split]` (split: train).
+    """The commit and the rows, at most `most` of them, of `org/name[/config][@revision][:split]` (split:
+    train).
 
     Without a connection what `datasets` has in its cache is read. Raises UserError, also while rows are read: the
     hub, the revision or the split can't be had, or only another commit than the wanted one is in the cache.
     """
     import datasets  # slow to import, needed for this kind of source only
 
-    name, revision, split = _parts(source)
+    name, config, revision, split = _parts(source)
     try:
-        builder = datasets.load_dataset_builder(name, revision=revision)
+        builder = datasets.load_dataset_builder(name, config, revision=revision)
     except Exception as error:
         raise _unreadable(source, error) from error
     found, wanted = str(builder.hash), hub_commit(source)
@@ -37,9 +38,18 @@ def hub_rows(source: str, most: int | None) -> tuple[str, Iterator[PlacedRow]]:
     return found, _stream(source, builder, split, most)
 
 
+def hub_file(source: str, name: str) -> Path:
+    """One file of a data set `org/name[@revision]`, downloaded unless this machine has it. Raises UserError."""
+    where, _, revision, _ = _parts(source)
+    try:
+        return Path(hf_hub_download(where, name, repo_type="dataset", revision=revision))
+    except Exception as error:
+        raise _unreadable(f"{source}/{name}", error) from error
+
+
 def hub_commit(source: str) -> str | None:
     """The commit hash that a source stands for now: by the hub, else by this machine's cache; None: not known."""
-    name, revision, _ = _parts(source)
+    name, _, revision, _ = _parts(source)
     if revision and COMMIT.fullmatch(revision):
         return revision
     try:
@@ -58,10 +68,12 @@ def _stream(source: str, builder: Any, split: str, most: int | None) -> Iterator
         raise _unreadable(source, error) from error
 
 
-def _parts(source: str) -> tuple[str, str | None, str]:
+def _parts(source: str) -> tuple[str, str | None, str | None, str]:
+    """Name, configuration, revision, split."""
     rest, _, split = source.partition(":")
-    name, _, revision = rest.partition("@")
-    return name, revision or None, split or "train"
+    rest, _, revision = rest.partition("@")
+    name, config = "/".join(rest.split("/")[:2]), "/".join(rest.split("/")[2:])
+    return name, config or None, revision or None, split or "train"
 
 
 def _unreadable(source: str, error: Exception) -> UserError:

@@ -1,4 +1,4 @@
-"""Prompt sources -> prompts: the built-in set, templates, hub data sets, local files, Spec-Bench.
+"""Prompt sources -> prompts: the built-in set, templates, hub data sets, local files.
 
 The text itself is never printed or logged: prompts may come from a user's logs.
 """
@@ -19,15 +19,11 @@ from .revisions import BUILTIN, HUB, TEMPLATED, revision_of
 from .tables import PlacedRow, file_rows
 from .templates import templated_prompts
 
-__all__ = ["Prompt", "Split", "load_prompts", "read_source", "spec_bench_prompts", "split_of", "stratified"]
+__all__ = ["Prompt", "Split", "load_prompts", "read_source", "split_of", "stratified"]
 
 TEMPLATES = 4000  # prompts that the source `templated` stands for
 HUB_SURPLUS = 4  # rows read of a hub data set for every prompt that is asked for
 OTHER = "other"  # the category of rows without one
-
-# Spec-Bench (Xia et al. 2024) reports these eight categories of MT-bench as one group.
-MULTI_TURN = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
-SPEC_BENCH_GROUPS = ("translation", "summarization", "qa", "math_reasoning", "rag")
 
 
 @dataclass(frozen=True)
@@ -49,30 +45,12 @@ def load_prompts(
 ) -> list[Prompt]:
     """The prompts of all sources without duplicates, of `split` or all: `limit` of them, spread evenly.
 
-    A source is `builtin`, `templated`, `hub:org/name[@revision][:split]` or a JSONL, Parquet or CSV file; the
+    A source is `builtin`, `templated`, `hub:org/name[/config][@revision][:split]` or a JSONL, Parquet or CSV file; the
     form of a data set's rows is detected and said in one line. Raises UserError naming file and line.
     """
     prompts = [prompt for source in sources for prompt in read_source(source, limit, seed, say).prompts]
     prompts = [prompt for prompt in unique(prompts) if split in (None, prompt.split)]
     return prompts if limit is None else stratified(prompts, limit, seed)
-
-
-def spec_bench_prompts(path: str | Path) -> list[Prompt]:
-    """Spec-Bench's question.jsonl, for reporting only; `category` is its group, `subcategory` its own one.
-
-    Raises UserError: not a file of that form, or a category that Spec-Bench does not have.
-    """
-    prompts = []
-    for where, row in file_rows(Path(path)):
-        fine = row.get("category")
-        if fine not in MULTI_TURN and fine not in SPEC_BENCH_GROUPS:
-            raise UserError(f"{where}: {fine!r} is not a category of Spec-Bench; give its question.jsonl")
-        group = "multi_turn" if fine in MULTI_TURN else fine
-        name, turns = f"spec_bench-{row.get('question_id')}", read_row(row, where).turns
-        prompts.append(Prompt(name, group, "spec_bench", turns, subcategory=fine))
-    if not prompts:
-        raise UserError(f"{path} has no prompts in it; give the question.jsonl of Spec-Bench")
-    return prompts
 
 
 def read_source(source: str, limit: int | None, seed: int, say: Callable[[str], None] = print) -> Source:

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from conf.digest import digest_of, file_digest, plain
+from conf.prompts import BENCH_SETS, split_set
 from conf.schema import RunConfig
 
 from .builtin_set import FOLDER
 from .hub import hub_commit
 
-BUILTIN, TEMPLATED, SPEC_BENCH = "builtin", "templated", "spec_bench"
+BUILTIN, TEMPLATED = "builtin", "templated"
 HUB = "hub:"
 
 # What rows come out does not depend on these.
@@ -20,7 +21,9 @@ NEUTRAL = ("batch", "max_disk", "store", "repair", "use_tokens")
 
 
 def revision_of(source: str) -> str | None:
-    """A source's or benchmark file's revision now; None where it can't be had (no file, no connection)."""
+    """A source's or a benchmark's revision now; None where it can't be had (no file, no connection)."""
+    name, place = split_set(source)
+    source = (place or BENCH_SETS[name]) if name else source
     if source in (BUILTIN, TEMPLATED):
         return digest_of({path.name: file_digest(path) for path in FOLDER.glob("*.json*")})
     if source.startswith(HUB):
@@ -31,15 +34,16 @@ def revision_of(source: str) -> str | None:
         return None
 
 
-def bench_files(cfg: RunConfig) -> list[str]:
-    """The files whose prompts are reported on, Spec-Bench's too."""
-    files = [name for name in cfg.bench.sets if name not in (BUILTIN, SPEC_BENCH)]
-    return files + ([cfg.bench.spec_bench_path] if cfg.bench.spec_bench_path else [])
+def bench_sources(cfg: RunConfig) -> list[str]:
+    """bench.sets but for the built-in one, and Spec-Bench's file wherever one is named."""
+    path = cfg.bench.spec_bench_path
+    named = [name for name in cfg.bench.sets if name != BUILTIN and not (path and name == "spec_bench")]
+    return named + ([f"spec_bench:{path}"] if path else [])
 
 
 def held_out_revisions(cfg: RunConfig) -> dict[str, str | None]:
     """The revision of everything beside data.sources that training prompts are kept apart from."""
-    return {name: revision_of(name) for name in (BUILTIN, *bench_files(cfg))}
+    return {name: revision_of(name) for name in (BUILTIN, *bench_sources(cfg))}
 
 
 def collection_digest(cfg: RunConfig, revisions: Mapping[str, str | None]) -> str:

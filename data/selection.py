@@ -5,13 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import UserError
+from conf.prompts import split_set
 from conf.schema import RunConfig
 from inference.text import Text
 
+from .bench_sets import set_prompts
 from .decontaminate import Decontaminated, decontaminate
 from .prompt import Prompt, stratified, unique
-from .prompts import load_prompts, read_source, spec_bench_prompts
-from .revisions import BUILTIN, SPEC_BENCH, TEMPLATED, bench_files
+from .prompts import load_prompts, read_source
+from .revisions import BUILTIN, TEMPLATED, bench_sources
 from .store import Store
 
 WINDOW = 256
@@ -35,7 +37,7 @@ class Selection:
 
 
 def read_candidates(cfg: RunConfig) -> Candidates:
-    """Read data.sources and the files of bench. UserError: one that can't be read."""
+    """Read data.sources and what bench names. UserError: one that can't be read."""
     sources = [read_source(name, cfg.data.prompts, cfg.seed) for name in cfg.data.sources]
     prompts = unique([prompt for source in sources for prompt in source.prompts])
     brought = {source.name for source in sources} - {BUILTIN, TEMPLATED}
@@ -97,19 +99,20 @@ def _overlaps(asked: str, clean: Decontaminated) -> bool:
 
 
 def reported_on(cfg: RunConfig) -> list[Prompt]:
-    """What drafters are chosen by and reported on: the built-in set's two other splits, and all of bench's files."""
+    """What drafters are chosen by and reported on: the built-in set's two other splits, and all of bench's sets."""
     held_out = [prompt for prompt in load_prompts([BUILTIN], seed=cfg.seed) if prompt.split != "train"]
-    sets = [SPEC_BENCH if path == cfg.bench.spec_bench_path else path for path in bench_files(cfg)]
-    return held_out + [prompt for name in sets for prompt in bench_prompts(name, cfg)]
+    return held_out + [prompt for name in bench_sources(cfg) for prompt in bench_prompts(name, cfg)]
 
 
 def bench_prompts(name: str, cfg: RunConfig) -> list[Prompt]:
     """All prompts of one of bench.sets, unsampled; of a source that is trained on, its report split only.
 
-    UserError: a file that can't be read.
+    UserError: one that can't be read.
     """
-    if name == SPEC_BENCH:
-        return spec_bench_prompts(str(cfg.bench.spec_bench_path))
+    if name == "spec_bench" and cfg.bench.spec_bench_path:
+        name = f"spec_bench:{cfg.bench.spec_bench_path}"
+    if split_set(name)[0]:
+        return set_prompts(name)
     trained_on = any(Path(name).resolve() == Path(source).resolve() for source in cfg.data.sources)
     return load_prompts([name], seed=cfg.seed, split="report" if name == BUILTIN or trained_on else None)
 

@@ -1,12 +1,13 @@
-"""The evaluated prompts: stratified samples of the built-in report split, Spec-Bench, or a file."""
+"""The evaluated prompts: stratified samples of the built-in report split, of published sets, or of a file."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from conf.errors import UserError
+from conf.prompts import split_set
 from conf.schema import RunConfig
 from data.prompts import Prompt, load_prompts, stratified
-from data.revisions import BUILTIN, SPEC_BENCH
+from data.revisions import BUILTIN
 from data.selection import bench_prompts
 
 
@@ -29,11 +30,12 @@ def benchmarks(cfg: RunConfig) -> list[Benchmark]:
 
 
 def _benchmark(source: str, cfg: RunConfig) -> Benchmark:
-    count = cfg.bench.spec_bench_prompts if source == SPEC_BENCH else cfg.bench.prompts
+    published, _ = split_set(source)
+    count = cfg.bench.spec_bench_prompts if published == "spec_bench" else cfg.bench.prompts
     prompts = stratified(bench_prompts(source, cfg), count, cfg.seed)
     if not prompts:
         raise UserError(f"bench.sets: {source} has no prompts to report on; name another set")
-    name = source if source in (BUILTIN, SPEC_BENCH) else Path(source).stem
+    name = published or (source if source == BUILTIN else Path(source).stem)
     return Benchmark(name, prompts, source == BUILTIN)
 
 

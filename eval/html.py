@@ -174,7 +174,23 @@ def replayed_parts(report: Report) -> list[str]:
 def lossless_text(report: Report) -> str:
     """What was certified; in red when it failed."""
     css = "ok" if is_lossless(report["lossless"]) else "bad"
-    return "".join(f"<p class='{css}'>{escape(line)}</p>" for line in lossless_lines(report["lossless"]))
+    lines = "".join(f"<p class='{css}'>{escape(line)}</p>" for line in lossless_lines(report["lossless"]))
+    return lines + certificate_table(report["lossless"].get("certificate"))
+
+
+def certificate_table(certificate: dict[str, Any] | None) -> str:
+    """Every view of the certificate: what was compared, and what came of it."""
+    if certificate is None:
+        return ""
+    rows = [
+        [f"every text of a toy, computed: {case['drafter']}, {case['sampling']}", f"{case['largest_error']:.1g}", "off"]
+        for case in certificate["enumeration"]["cases"]
+    ]
+    sampled = certificate["sampled"] or {}
+    views = {"token frequencies": sampled.get("token_frequencies"), "lengths": sampled.get("lengths")}
+    views |= {f"position {place['position'] + 1}": place for place in sampled.get("per_position", [])}
+    rows += [[f"real target, sampled: {name}", number(view["p_value"], 3), "p"] for name, view in views.items() if view]
+    return table(["certificate", "figure", ""], rows)
 
 
 def category_tables(report: Report) -> str:

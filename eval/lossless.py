@@ -11,8 +11,12 @@ from torch import Tensor, nn
 
 from inference.target import Target
 
-MARGIN = {"float64": 1e-9, "float32": 1e-4, "float16": 6e-2, "bfloat16": 5e-1}
-"""Top-1/top-2 logit margins below which kernels of different width may flip the argmax of a dtype."""
+MARGIN = {"float64": 1e-9, "float32": 1e-4}
+"""Top-1/top-2 logit margins below which kernels of different width may flip the argmax of a dtype. In a lower precision
+the noise is measured on the target itself."""
+
+NOISE_TEXTS, NOISE_TOKENS = 4, 96  # that it is measured on
+SAFETY = 2.0  # times the largest error seen there: the compared texts are longer
 
 
 @dataclass(frozen=True)
@@ -38,24 +42,41 @@ class GreedyPair:
 def greedy_check(pairs: Iterable[GreedyPair], dtype: str, stock: Callable[[], Target]) -> dict[str, Any]:
     """Count identical texts; a divergence is excused when the margin there is below the dtype's noise.
 
-    `stock` gives the target as transformers runs it; it is called at the first divergence only.
+    `stock` gives the target as transformers runs it; it is called when texts diverge only.
     """
-    reference: Target | None = None
-    divergences: list[Divergence] = []
-    total = 0
-    for pair in pairs:
-        total += 1
-        position = first_divergence(pair.plain, pair.speculative)
-        if position is None:
-            continue
-        reference = reference or stock()
-        margin = margin_at(reference, pair, position)
-        divergences.append(Divergence(pair.key, position, margin, margin < MARGIN[dtype]))
-    excused = sum(d.excused for d in divergences)
+    pairs, divergences = list(pairs), []
+    apart = [(pair, at) for pair in pairs if (at := first_divergence(pair.plain, pair.speculative)) is not None]
+    below = MARGIN.get(dtype)
+    if apart:
+        reference = stock()
+        below = noise_of(reference, pairs) if below is None else below
+        for pair, at in apart:
+            margin = margin_at(reference, pair, at)
+            divergences.append(Divergence(pair.key, at, margin, margin < below))
+    same = len(pairs) - len(apart)
     return {
-        "dtype": dtype, "prompts": total, "identical": total - len(divergences), "excused": excused,
-        "margin_below": MARGIN[dtype], "divergences": [asdict(d) for d in divergences],
+        "dtype": dtype, "prompts": len(pairs), "identical": same, "excused": sum(d.excused for d in divergences),
+        "match_rate": same / len(pairs) if pairs else None, "margin_below": below,
+        "divergences": [asdict(d) for d in divergences],
     }  # fmt: skip
+
+
+@torch.no_grad()
+def noise_of(target: Target, pairs: Sequence[GreedyPair]) -> float:
+    """SAFETY times the largest error of the top-1/top-2 margin in the target's dtype, over positions of plain texts,
+    against the same weights computed in float64."""
+    worst = 0.0
+    for pair in pairs[:NOISE_TEXTS]:
+        row = torch.tensor([pair.prompt + pair.plain[:NOISE_TOKENS]], device=target.device)
+        start, length = len(pair.prompt) - 1, torch.tensor([row.shape[1]])
+        own = target.head(target.read(row, length).last[0, start:]).double()
+        with in_float64(target.model):
+            exact = target.head(target.read(row, length).last[0, start:])
+        best = exact.topk(2).indices  # [N,2]
+        margins = (logits.gather(1, best) for logits in (own, exact))
+        mine, true = (m[:, 0] - m[:, 1] for m in margins)
+        worst = max(worst, float((mine - true).abs().max()))
+    return SAFETY * worst
 
 
 def first_divergence(plain: Sequence[int], speculative: Sequence[int]) -> int | None:

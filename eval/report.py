@@ -12,6 +12,7 @@ from conf.paths import read_json
 from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
+from .certificate import certificate_lines, holds
 from .plots import runs
 from .records import PromptRecord, by_prompt, temperature_name
 from .sampled import MIN_P_VALUE
@@ -239,7 +240,8 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
             f"{sampled['continuations']} texts drawn in {sampled['rounds']} rounds, p = {sampled['p_value']:.4g}"
             f"{_power(sampled)}"
         )
-    return lines
+    certificate = lossless.get("certificate")
+    return lines if certificate is None else [*lines, *certificate_lines(certificate)]
 
 
 def _power(sampled: dict[str, Any]) -> str:
@@ -253,7 +255,8 @@ def _power(sampled: dict[str, Any]) -> str:
 
 
 def is_lossless(lossless: dict[str, Any]) -> bool:
-    """No unexcused greedy divergence, and no sampled evidence against the target's own law."""
-    greedy, sampled = lossless["greedy"], lossless["sampled"]
+    """No unexcused greedy divergence, no sampled evidence against the target's own law, nothing amiss on the toy."""
+    greedy, sampled, certificate = lossless["greedy"], lossless["sampled"], lossless.get("certificate")
     same = greedy is None or greedy["identical"] + greedy["excused"] == greedy["prompts"]
-    return same and (sampled is None or sampled["p_value"] > MIN_P_VALUE)
+    alike = sampled is None or sampled["p_value"] > MIN_P_VALUE
+    return same and alike and (certificate is None or holds(certificate))

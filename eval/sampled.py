@@ -7,6 +7,8 @@ a tree; at each of its places the tokens that followed are compared with the exa
 forward of the target alone: by a G-test of its own where enough continuations passed, else together with all
 other rare places. The samplings stand side by side in every batch. None of them truncates: a token at the very edge
 of a truncated distribution is in or out by the noise of a kernel, so that one of probability 0 would be seen.
+
+The same draws are also added up: token frequencies, lengths (marginals.py), and the places of each position.
 """
 
 from collections import Counter, defaultdict
@@ -27,6 +29,7 @@ from inference.replay import lookup_of
 from inference.sampling import Sampling, process
 from inference.target import Target
 
+from .marginals import Marginals
 from .statistics import GTest, Transform
 
 Path = tuple[int, ...]
@@ -37,6 +40,8 @@ NEW_TOKENS = (3, 5)  # of the continuations of one prefix and the next: many che
 BATCH = 64
 ENOUGH = 40  # visits of a place that is tested by itself
 LONG = 16  # response tokens in a prefix
+BEFORE_END = 2  # tokens that a prefix near the end of its text lacks of it
+FREQUENT = 30  # ids with a bucket of their own
 MIN_P_VALUE, POWER = 1e-4, 0.95
 
 
@@ -56,30 +61,41 @@ class Places:
 class SampledTest:
     """The test and what went into it."""
 
+    marginals: Marginals
     test: GTest = field(default_factory=GTest)
+    by_position: dict[int, GTest] = field(default_factory=lambda: defaultdict(GTest))
     draws: int = 0  # tokens
     continuations: int = 0
     rounds: int = 0
     accepted: int = 0
 
+    @property
+    def p_value(self) -> float:
+        """Of the places, the token frequencies and the lengths together (Bonferroni)."""
+        views = (self.marginals.token_frequencies(), self.marginals.lengths())
+        return min(1.0, 3 * min(self.test.p_value, *(float(view["p_value"]) for view in views)))
+
     def figures(self) -> dict[str, Any]:
         """lossless.sampled of report.json."""
+        positions = [{"position": n, "p_value": t.p_value, "dof": t.dof} for n, t in sorted(self.by_position.items())]
         return {
             "test": f"G-test, {self.test.contexts} contexts, {self.test.dof} degrees of freedom",
             "draws": self.draws, "compared": self.test.draws, "statistic": float(self.test.statistic),
-            "p_value": self.test.p_value,
+            "p_value": self.p_value, "places_p_value": self.test.p_value, "per_position": positions,
+            "token_frequencies": self.marginals.token_frequencies(), "lengths": self.marginals.lengths(),
             "continuations": self.continuations, "new_tokens": list(NEW_TOKENS), "rounds": self.rounds,
             "accepted_draft_tokens": self.accepted, "temperatures": [s.temperature for s in SAMPLINGS],
-            "smallest_bias": self.test.smallest_bias(MIN_P_VALUE, POWER), "power": POWER, "level": MIN_P_VALUE,
+            "smallest_bias": self.test.smallest_bias(MIN_P_VALUE / 3, POWER), "power": POWER, "level": MIN_P_VALUE,
         }  # fmt: skip
 
 
 def sampled_check(
     target: Target, drafter: Drafter, prefixes: Sequence[list[int]], draws: int, *,
-    num_spec_tokens: int, seed: int = 0, batch: int = BATCH, rule: Rule = Rule.auto,
+    num_spec_tokens: int, seed: int = 0, batch: int = BATCH, rule: Rule = Rule.auto, frequent: Sequence[int] = (),
 ) -> SampledTest:  # fmt: skip
-    """Draw at least `draws` tokens, spread over the prefixes, and test every one of them."""
-    out, rare = SampledTest(), Transform(seed)
+    """Draw at least `draws` tokens, spread over the prefixes, and test every one of them. frequent: ids that are
+    counted for themselves."""
+    out, rare = SampledTest(Marginals(target.vocab_size, frequent, target.eos_ids)), Transform(seed)
     for number, prefix in enumerate(prefixes):
         decoder = Decoder(
             target, drafter, batch=batch, num_spec_tokens=num_spec_tokens, seed=seed + number, rule=rule
@@ -87,7 +103,7 @@ def sampled_check(
         exact, longest = ExactProbs(target, prefix, batch), NEW_TOKENS[number % len(NEW_TOKENS)]
         for sampling, places in _continue(decoder, prefix, longest, -(-draws // len(prefixes)), out).items():
             for path, probs in exact.after(places.following, sampling):
-                _compare(places.following[path], probs, out.test, rare)
+                _compare(path, places.following[path], probs, out, rare)
     rare.into(out.test)
     return out
 
@@ -103,6 +119,8 @@ def _continue(
         for result in decoder.run([Request(prefix, max_new_tokens=longest, sampling=s) for s in samplings]):
             assert result.request.sampling is not None
             places[result.request.sampling].add(result.tokens)
+            if not ends_rightly(result.tokens, longest, decoder.target.eos_ids):
+                out.test.add([1], [0.0])
             out.draws += len(result.tokens)
             out.continuations += 1
             out.rounds += len(result.rounds)
@@ -110,13 +128,26 @@ def _continue(
     return places
 
 
-def _compare(counts: Counter[int], probs: Tensor, test: GTest, rare: Transform) -> None:
+def frequent_ids(texts: Sequence[tuple[list[int], list[int]]]) -> list[int]:
+    """The commonest response ids of texts (prompt ids, response ids), which the test's draws have no part in."""
+    return [token for token, _ in Counter(t for _, tokens in texts for t in tokens).most_common(FREQUENT)]
+
+
+def ends_rightly(tokens: Sequence[int], longest: int, ends: Collection[int]) -> bool:
+    """Whether a continuation goes up to the first id that ends a text, or to its longest length without one."""
+    first = next((n for n, token in enumerate(tokens, 1) if token in ends), longest)
+    return len(tokens) == min(first, longest)
+
+
+def _compare(path: Path, counts: Counter[int], probs: Tensor, out: SampledTest, rare: Transform) -> None:
     """One place: a test of its own when it was visited often and had more than one likely outcome."""
     exact = probs.double().numpy()
     tokens, times = zip(*sorted(counts.items()), strict=True)
     observed = np.zeros(len(exact))
     observed[list(tokens)] = times
-    if counts.total() >= ENOUGH and test.add(observed, exact):
+    out.marginals.add(len(path), counts, exact)
+    if counts.total() >= ENOUGH and out.test.add(observed, exact):
+        out.by_position[len(path)].add(observed, exact)
         return
     for token, count in zip(tokens, times, strict=True):
         rare.add(token, count, exact)
@@ -161,13 +192,22 @@ def cover(paths: Collection[Path]) -> list[tuple[Path, list[int]]]:
     return out
 
 
-def choose_prefixes(texts: Sequence[tuple[list[int], list[int]]], drafter: Drafter, count: int = 4) -> list[list[int]]:
+def choose_prefixes(
+    texts: Sequence[tuple[list[int], list[int]]], drafter: Drafter, count: int = 4, ends: Collection[int] = ()
+) -> list[list[int]]:
     """Short prefixes for the test, a prompt each, cut from the middle of a response (prompt ids, response ids) or
-    where it gets long; for a hybrid, half of them where the lookup finds something and half where it doesn't, as far
-    as there are both."""
+    where it gets long, and one just before a response's end, where there is one; for a hybrid, half of the others
+    where the lookup finds something and half where it doesn't, as far as there are both."""
+    ending = [[*prompt, *tokens[:-BEFORE_END]] for prompt, tokens in texts if len(tokens) > BEFORE_END
+              and tokens[-1] in ends]  # fmt: skip
+    last = sorted(ending, key=len)[:1]
     by_prompt = {tuple(prompt): tokens for prompt, tokens in texts}
     short = sorted(by_prompt.items(), key=lambda text: len(text[0]))
     prefixes = [[*prompt, *tokens[: max(1, min(len(tokens) // 2, LONG))]] for prompt, tokens in short]
+    return [*_both_kinds(prefixes, drafter, count - len(last)), *last]
+
+
+def _both_kinds(prefixes: list[list[int]], drafter: Drafter, count: int) -> list[list[int]]:
     lookup = lookup_of(drafter)
     if lookup is None:
         return prefixes[:count]
@@ -177,5 +217,5 @@ def choose_prefixes(texts: Sequence[tuple[list[int], list[int]]], drafter: Draft
         index = Index(lookup, drafter.pool)
         index.extend(prefix)
         (found if index.lookup(1) else missed).append(prefix)
-    half = count // 2
+    half = -(-count // 2)
     return (found[:half] + missed[: count - len(found[:half])])[:count]

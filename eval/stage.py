@@ -13,6 +13,7 @@ from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
+from data.revisions import bench_sources, revision_of
 from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter
 from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
@@ -21,6 +22,7 @@ from inference.target import Target
 
 from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
+from .certificate import certificate
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
@@ -28,7 +30,7 @@ from .plots import draw_plots
 from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
-from .sampled import choose_prefixes, sampled_check
+from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
@@ -86,15 +88,14 @@ def _continued(cfg: RunConfig) -> bool:
 
 
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
-    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and the files of
-    benchmarks hold, not where they lie; a hub drafter by its name."""
+    """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and benchmarks
+    hold, not where they lie; a hub drafter by its name."""
     bench, other = replace(cfg.bench, texts=None, against=None), other_place(cfg)
-    files = [Path(name) for name in (*cfg.bench.sets, cfg.bench.spec_bench_path) if name and Path(name).is_file()]
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
             "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
+            "num_spec_tokens": cfg.drafter.num_spec_tokens, "sets": [revision_of(name) for name in bench_sources(cfg)],
             "against": other and (_contents(other) or other),
             "drafter": _contents(where) or [where, cfg.drafter],
         }
@@ -165,16 +166,28 @@ def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Pa
 
 
 def certify(cfg: RunConfig, target: Target, subject: Subject, records: list[PromptRecord]) -> dict[str, Any]:
-    """lossless: greedy texts compared, sampled texts tested. `greedy` is null without prompts at temperature 0."""
-    pairs = [GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0]
-    greedy = greedy_check(pairs, cfg.target.dtype, lambda: stock(cfg.target, target)) if pairs else None
-    prefixes = choose_prefixes([(r.prompt, r.plain_tokens) for r in records], subject.drafter)
+    """lossless: greedy texts compared, sampled texts tested, the certificate. `greedy` is null without prompts at
+    temperature 0."""
+    dtype, pairs = cfg.target.dtype, [
+        GreedyPair(r.key, r.prompt, r.plain_tokens, r.tokens) for r in records if r.temperature == 0
+    ]  # fmt: skip
+    greedy = greedy_check(pairs, dtype, lambda: stock(cfg.target, target)) if pairs else None
     print(f"drawing at least {cfg.bench.lossless_draws:,} tokens to test their distribution", flush=True)
-    sampled = sampled_check(
-        target, subject.drafter, prefixes, cfg.bench.lossless_draws, num_spec_tokens=subject.num_spec_tokens,
-        seed=cfg.seed, rule=cfg.bench.rule,
+    texts = [(r.prompt, r.plain_tokens) for r in records]
+    sampled = {"dtype": dtype, **sample(cfg, target, subject, texts, cfg.bench.lossless_draws).figures()}
+    by_dtype = {dtype: greedy} if greedy else {}
+    shown = certificate(subject.config, cfg.bench.rule, greedy=by_dtype, sampled=sampled, seed=cfg.seed)
+    return {"greedy": greedy, "sampled": sampled, "certificate": shown}
+
+
+def sample(
+    cfg: RunConfig, target: Target, subject: Subject, texts: list[tuple[list[int], list[int]]], draws: int
+) -> SampledTest:
+    """The sampled check of a drafter after prefixes of texts that the target wrote (prompt ids, response ids)."""
+    return sampled_check(
+        target, subject.drafter, choose_prefixes(texts, subject.drafter, ends=target.eos_ids), draws,
+        num_spec_tokens=subject.num_spec_tokens, seed=cfg.seed, rule=cfg.bench.rule, frequent=frequent_ids(texts),
     )  # fmt: skip
-    return {"greedy": greedy, "sampled": {"dtype": cfg.target.dtype, **sampled.figures()}}
 
 
 def stock(cfg: TargetConfig, target: Target) -> Target:

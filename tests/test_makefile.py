@@ -22,6 +22,8 @@ VERBS = {
     "bench": ["-m", "eval.bench"],
     "bench-drafters": ["-m", "eval.bench_drafters"],
     "bench-curve": ["-m", "eval.bench_curve"],
+    "certify": ["-m", "eval.certify"],
+    "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }
 
 # Writes argv and environment to called.json, prints one line, exits with $EXIT.

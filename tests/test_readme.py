@@ -12,7 +12,9 @@ REPO = Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
 VERBS = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", (REPO / "Makefile").read_text(), re.M))
 # Of verbs that share another's configuration, or whose own has another name.
-PRIMARY = {"bench": "evaluate", "bench-drafters": "bench_drafters", "bench-curve": "bench_curve"}
+PRIMARY = {
+    "bench": "evaluate", "certify-long": "certify", "bench-drafters": "bench_drafters", "bench-curve": "bench_curve",
+}  # fmt: skip
 
 
 def _blocks() -> list[str]:

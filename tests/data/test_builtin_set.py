@@ -9,9 +9,10 @@ import pytest
 from development_data import shared_file
 
 from conf.errors import UserError
+from data.bench_sets import set_prompts
 from data.builtin_set import CATEGORIES, builtin_prompts
 from data.decontaminate import decontaminate
-from data.prompts import Prompt, spec_bench_prompts
+from data.prompts import Prompt
 from data.templates import SLOT, Content, Group, fill, groups, templated_prompts
 
 COUNT = 4200
@@ -108,7 +109,7 @@ def test_articles_and_passages_of_the_report_are_nowhere_in_training() -> None:
 
 
 def test_nothing_is_taken_from_spec_bench() -> None:
-    benchmark = spec_bench_prompts(shared_file("data", "spec_bench", "question.jsonl"))
+    benchmark = set_prompts(f"spec_bench:{shared_file('data', 'spec_bench', 'question.jsonl')}")
     prompts = [*builtin_prompts(), *templated(0)]
     assert [r.reason for r in decontaminate(prompts, benchmark).removed] == []
 

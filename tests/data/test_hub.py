@@ -95,7 +95,7 @@ def test_only_as_many_rows_are_streamed_as_may_be_needed(cache: Path, monkeypatc
                 taken.append(i)
                 yield {"prompt": f"question {i}"}
 
-    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, revision: Builder())
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name, config, revision: Builder())
     assert len(load_prompts(["hub:org/name:test"], limit=5, seed=0)) == 5
     assert len(taken) == 20
 
@@ -107,7 +107,7 @@ def test_a_hub_that_can_not_be_reached_and_a_split_that_is_not_there_are_one_lin
     with pytest.raises(UserError, match=r"^hub:org/name:test could not be read \(ValueError: .*test.*\)$"):
         list(hub_rows("org/name:test", 5)[1])
 
-    def load_dataset_builder(name: str, revision: str | None) -> None:
+    def load_dataset_builder(name: str, config: str | None, revision: str | None) -> None:
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)

@@ -1,4 +1,4 @@
-"""Prompt sources: forms detected and said, even samples, Spec-Bench. What is refused: test_bad_input.py."""
+"""Prompt sources: forms detected and said, even samples. What is refused: test_bad_input.py."""
 
 import csv
 import gzip
@@ -14,10 +14,9 @@ from development_data import shared_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conf.errors import UserError
 from data.builtin_set import CATEGORIES, builtin_prompts
 from data.prompt import SPLITS
-from data.prompts import Prompt, load_prompts, spec_bench_prompts, split_of, stratified
+from data.prompts import Prompt, load_prompts, split_of, stratified
 
 ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], str | None]] = {
     "messages": (
@@ -132,21 +131,6 @@ def test_stratified_is_even_and_grows(sizes: dict[str, int], count: int, seed: i
     taken = Counter(p.category for p in sample)
     fullest = max(taken.values(), default=0)
     assert all(taken[c] >= min(size, fullest - 1) for c, size in sizes.items())
-
-
-def test_spec_bench_is_read_in_its_six_groups() -> None:
-    prompts = spec_bench_prompts(shared_file("data", "spec_bench", "question.jsonl"))
-    groups = ("multi_turn", "translation", "summarization", "qa", "math_reasoning", "rag")
-    assert Counter(p.category for p in prompts) == dict.fromkeys(groups, 80)
-    multi = [p for p in prompts if p.category == "multi_turn"]
-    assert {len(p.turns) for p in multi} == {2}
-    assert Counter(p.subcategory for p in multi)["roleplay"] == 10
-    assert len({p.id for p in prompts}) == 480
-
-
-def test_another_file_is_not_spec_bench(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="line 1: 'poems' is not a category of Spec-Bench"):
-        spec_bench_prompts(write(tmp_path / "q.jsonl", {"category": "poems", "turns": ["x"]}))
 
 
 def test_messages_of_a_real_collection() -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from eval.lossless import GreedyPair, first_divergence, greedy_check, in_float64, margin_at
+from eval.lossless import MARGIN, GreedyPair, first_divergence, greedy_check, in_float64, margin_at, noise_of
 from inference.target import Target
 
 MakeTarget = Callable[..., Target]
@@ -81,3 +81,41 @@ def test_only_a_near_tie_of_the_two_emitted_tokens_is_excused(make_target: MakeT
     assert margin([best], [third]) == pytest.approx(gaps[third])
     assert margin([second], [third]) == pytest.approx(gaps[third])
     assert margin([], [best]) == float("inf")
+
+
+def plain_text(target: Target, prompt: list[int], count: int = 40) -> list[int]:
+    text: list[int] = []
+    for _ in range(count):
+        row = torch.tensor([prompt + text])
+        text.append(int(target.head(target.read(row, torch.tensor([row.shape[1]])).last[0, -1]).argmax()))
+    return text
+
+
+def test_in_low_precision_the_noise_is_measured_and_only_what_is_below_it_excused(make_target: MakeTarget) -> None:
+    target, prompt = make_target(torch.bfloat16), [3, 9, 4]
+    text = plain_text(target, prompt)
+    pair = GreedyPair("a", prompt, text, text)
+    noise = noise_of(target, [pair])
+    assert noise_of(make_target(torch.float64), [pair]) < 1e-9 < 1e-3 < noise < 1
+    assert MARGIN.get("bfloat16") is None and greedy_check([pair], "bfloat16", lambda: target)["margin_below"] is None
+
+    margins = []
+    for at in range(len(text)):
+        row = torch.tensor([prompt + text[:at]])
+        with in_float64(target.model):
+            logits = target.head(target.read(row, torch.tensor([row.shape[1]])).last[0, -1])
+        margins.append(float(logits[text[at]] - logits.topk(2).values[1]))
+
+    def other(at: int) -> GreedyPair:
+        """A text that takes the second best token at a position."""
+        row = torch.tensor([prompt + text[:at]])
+        best = target.head(target.read(row, torch.tensor([row.shape[1]])).last[0, -1]).topk(2).indices.tolist()
+        return GreedyPair(str(at), prompt, text, [*text[:at], best[int(best[0] == text[at])], *text[at + 1 :]])
+
+    sure = max(range(len(text)), key=margins.__getitem__)
+    found = greedy_check([pair, other(sure)], "bfloat16", lambda: target)
+    assert (found["identical"], found["excused"], found["match_rate"]) == (1, 0, 0.5)
+    assert found["margin_below"] == pytest.approx(noise, rel=1e-6)
+    assert found["divergences"][0]["margin"] > noise
+    near = min((n for n in range(len(text)) if margins[n] >= 0), key=margins.__getitem__)
+    assert greedy_check([other(near)], "bfloat16", lambda: target)["excused"] == (margins[near] < noise)

@@ -109,6 +109,32 @@ def test_the_verdict_and_its_lines(report: dict[str, Any]) -> None:
     assert not is_lossless({"greedy": None, "sampled": {"p_value": 1e-5}})
 
 
+def test_the_certificate_is_in_the_table_the_page_and_the_card(report: dict[str, Any]) -> None:
+    report["lossless"]["certificate"] = {
+        "enumeration": {
+            "vocabulary": 3, "length": 4, "largest_error": 2e-12, "error_below": 1e-9,
+            "cases": [{"drafter": "hydra", "sampling": "temperature 1", "largest_error": 2e-12}],
+            "drawn": {"texts": 6000, "p_value": 0.4, "cells": 31},
+        },
+        "greedy": {}, "power": {"power": 0.95, "level": 1e-4, "toy": 0.05, "target": 0.06}, "seconds": 3.0,
+        "sampled": {
+            "token_frequencies": {"p_value": 0.31, "dof": 9}, "lengths": {"p_value": 0.72, "dof": 2},
+            "per_position": [{"position": 0, "p_value": 0.11, "dof": 5}],
+        },
+        "mutations": {"planted": 14, "caught": 14, "missed": []},
+    }  # fmt: skip
+    assert is_lossless(report["lossless"])
+    console = Console(record=True, width=200)
+    print_table(report, console)
+    texts = console.export_text(), render(report, {}, []), model_card(report, base_model=None, license=None).text
+    for text in texts:
+        assert "is plain decoding's to 2e-12 (hydra)" in text.replace("&#x27;", "'")
+        assert "14 of 14" in text and "a bias of 5.0% total variation" in text
+    assert "<td>real target, sampled: position 1</td><td>0.110</td>" in texts[1]
+    report["lossless"]["certificate"]["mutations"] |= {"caught": 13, "missed": ["no residual"]}
+    assert not is_lossless(report["lossless"]) and "class='bad'" in render(report, {}, [])
+
+
 def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     console = Console(record=True, width=140)
     print_table(report, console)

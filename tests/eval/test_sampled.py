@@ -1,6 +1,7 @@
 """The sampled test passes the product's loop and fails every deliberately broken one."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 import inference.decode
 from conf.schema import LmConfig, Rule
+from eval.mutations import MUTATIONS
 from eval.sampled import (
     MIN_P_VALUE,
     NEW_TOKENS,
@@ -16,6 +18,8 @@ from eval.sampled import (
     SampledTest,
     choose_prefixes,
     cover,
+    ends_rightly,
+    frequent_ids,
     sampled_check,
 )
 from inference.decode import Result, _Loop
@@ -35,7 +39,7 @@ PREFIXES = [[3, 9, 4, 11, 9, 4], [21, 7, 30, 2]]
 
 def check(target: Target, drafter: Drafter, prefixes: list[list[int]] = PREFIXES, draws: int = 20000) -> SampledTest:
     """The product's check with large batches."""
-    return sampled_check(target, drafter, prefixes, draws, num_spec_tokens=3, batch=500)
+    return sampled_check(target, drafter, prefixes, draws, num_spec_tokens=3, batch=500, frequent=range(20))
 
 
 # Verifiers that are broken on purpose.
@@ -100,6 +104,15 @@ def test_the_products_loop_passes_over_whole_texts(target: Target, hydra: HydraD
     assert out.rounds / 20 < out.accepted
     figures = out.figures()
     assert figures["draws"] >= 20000 and 0.01 < figures["smallest_bias"] < 0.1
+    assert figures["p_value"] == min(1.0, 3 * min(figures["places_p_value"], *others(figures)))
+    assert figures["lengths"]["ended"] > 0 and figures["token_frequencies"]["dof"] > 0
+    assert [place["position"] for place in figures["per_position"]] == list(range(max(NEW_TOKENS)))
+    assert sum(place["dof"] for place in figures["per_position"]) <= out.test.dof
+
+
+def others(figures: dict[str, Any]) -> list[float]:
+    """The p-values that are added up over all contexts."""
+    return [figures["token_frequencies"]["p_value"], figures["lengths"]["p_value"]]
 
 
 def test_the_p_value_is_not_small_more_often_than_it_says(target: Target, hydra: HydraDrafter) -> None:
@@ -120,6 +133,37 @@ def test_every_broken_verifier_fails(
 def test_a_fault_between_rounds_fails(target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     stale_slots(monkeypatch)
     assert check(target, hydra).test.p_value < MIN_P_VALUE
+
+
+def test_a_text_that_goes_on_after_its_end_fails(
+    target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none of the conditional laws would show it."""
+    (fault,) = [mutation for mutation in MUTATIONS if mutation.plant.__name__ == "_end_inside_a_block_is_passed"]
+    fault.plant(monkeypatch)
+    assert check(target, hydra).test.p_value == 0.0
+    assert ends_rightly([1, 2, 3], 3, {9}) and ends_rightly([1, 9], 3, {9}) and ends_rightly([1, 2, 9], 3, {9})
+    assert not ends_rightly([1, 9, 3], 3, {9}) and not ends_rightly([1, 2], 3, {9})
+    assert not ends_rightly([1, 2, 3, 4], 3, {9})
+
+
+def test_a_bias_of_the_commonest_token_shows_in_the_frequencies(
+    target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token in twenty is replaced by id 5: seen by all views together."""
+    true = _Loop._emit
+
+    def emit(loop: _Loop, row: Any, tokens: list[int], hidden: Tensor) -> list[int]:
+        often = torch.rand(len(tokens), generator=loop.d.generator) < 0.05
+        return true(loop, row, [5 if now else token for token, now in zip(tokens, often, strict=True)], hidden)
+
+    monkeypatch.setattr(_Loop, "_emit", emit)
+    out = check(target, hydra)
+    assert out.marginals.token_frequencies()["p_value"] < MIN_P_VALUE / 3 and out.p_value < MIN_P_VALUE
+
+
+def test_frequent_ids_are_those_of_the_responses() -> None:
+    assert frequent_ids([([1, 1, 1], [4, 5, 4]), ([2], [5, 4])])[:2] == [4, 5]
 
 
 def test_trimmed_heads_separate_lm_and_hybrid_pass(target: Target, make_hydra: MakeHydra) -> None:
@@ -171,4 +215,7 @@ def test_prefixes_for_a_hybrid_have_both_sources(hydra: HydraDrafter) -> None:
     assert sorted(len(p) for p in prefixes) == [9, 9, 9, 9]
     assert len(choose_prefixes(repeats[:2], HybridDrafter(hydra, Lookup(2, 4)))) == 2
     assert choose_prefixes(repeats + fresh, hydra) == [[*prompt, 3, 1, 2] for prompt, _ in repeats[:4]]
+    ended = [([5, 6], [7, 8, 9, 4, 47]), ([5], [7, 8, 9, 4, 3, 2, 47]), ([4], [47])]
+    near = choose_prefixes(repeats + ended, hydra, ends={47})
+    assert len(near) == 4 and near[-1] == [5, 6, 7, 8, 9]  # the shortest that ends, short of its last two tokens
     assert choose_prefixes([([7], list(range(90)))] * 3, hydra) == [[7, *range(16)]]

@@ -99,6 +99,14 @@ def test_the_output_was_certified(run_folder: Path) -> None:
     greedy = lossless["greedy"]
     assert greedy["prompts"] == 7 == greedy["identical"] + greedy["excused"]
     assert lossless["sampled"]["draws"] >= 2000 and lossless["sampled"]["p_value"] > 1e-4
+    certificate = lossless["certificate"]
+    assert certificate.keys() == {"enumeration", "greedy", "sampled", "power", "mutations", "seconds"}
+    assert certificate["greedy"] == {"float32": greedy} and certificate["sampled"] == lossless["sampled"]
+    assert {case["drafter"] for case in certificate["enumeration"]["cases"]} == {"hydra", "lm", "ngram"}
+    assert certificate["mutations"]["caught"] == certificate["mutations"]["planted"] >= 10
+    assert certificate["power"]["target"] == lossless["sampled"]["smallest_bias"]
+    page = (run_folder / "report.html").read_text()
+    assert "every text of a toy, computed: hydra, temperature 1" in page and "planted faults" in page
 
 
 def test_an_untrained_drafter_equals_its_untrained_self(run_folder: Path) -> None:

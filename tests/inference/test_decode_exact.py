@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target
-from enumeration import exact_law, law_of_loop
 
 from conf.schema import Rule
+from eval.enumeration import exact_law, law_of_loop
 from inference.decode import Decoder, _Loop
 from inference.drafters import Drafter
 from inference.sampling import Sampling

@@ -9,11 +9,11 @@ from itertools import product
 
 import pytest
 import torch
-from enumeration import law_of_round
 from torch import Tensor
 
 import inference.verify as module
 from conf.schema import Rule
+from eval.enumeration import law_of_round
 from inference.verify import Verdict, survival, verify
 
 V, K = 3, 3

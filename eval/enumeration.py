@@ -8,9 +8,9 @@ by inverse CDF. So its law follows from the thresholds, which bisection finds wi
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -24,8 +24,37 @@ from inference.verify import Verdict
 Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
 """(rows [N], acceptance numbers [N,K], final numbers [N]) -> the verdicts of these rows with these numbers."""
 
+Law = dict[tuple[int, ...], float]
+"""The probability of every text."""
+
 STEPS = 36
 TOP = 1 - 2.0**-53  # the largest number below 1
+
+
+class Patch(Protocol):
+    """What changes the code for a while: `Changes`, or pytest's monkeypatch."""
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+
+
+class Changes:
+    """Attributes replaced inside a `with`, and put back at its end."""
+
+    def __init__(self) -> None:
+        self.before: list[tuple[Any, str, Any]] = []
+
+    def __enter__(self) -> "Changes":
+        return self
+
+    def setattr(self, target: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+        self.before.append((target, name, getattr(target, name)))
+        setattr(target, name, value)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        while self.before:
+            setattr(*self.before.pop())
 
 
 def bisect(size: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
@@ -76,8 +105,8 @@ def law_of_round(rule: Rule, rows: int, k: int, size: int) -> Tensor:
 
 @dataclass
 class Script:
-    """One run of the loop: the choices it is told to make, then always the first; and what else it could have
-    chosen. From a text of `length` tokens on, choices don't count."""
+    """One run of the loop, up to a text of `length` tokens: the choices it is told to make, then always the first; and
+    what else it could have chosen."""
 
     told: list[int]
     length: int
@@ -85,11 +114,9 @@ class Script:
     made: list[int] = field(default_factory=list)
     others: list[list[int]] = field(default_factory=list)
 
-    def choose(self, law: list[float], written: int) -> int:
+    def choose(self, law: list[float]) -> int:
         """An outcome of `law`; the first time a choice comes up, the others are noted."""
         possible = [i for i, chance in enumerate(law) if chance > 1e-12]
-        if written >= self.length:
-            return possible[0]
         if len(self.made) < len(self.told):
             choice = self.told[len(self.made)]
         else:
@@ -103,11 +130,11 @@ class Script:
 class Choices:
     """Stands in for every random draw of the loop: each row follows the script of its request."""
 
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, patch: Patch) -> None:
         self.rows: list[_Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
-        self.rule = decode.verify
-        step, first = _Loop.step, _Loop._first_tokens
+        self.rule: Callable[..., Verdict] = vars(decode)["verify"]
+        step, first, finish = _Loop.step, _Loop._first_tokens, _Loop._finish
 
         def scripted_step(loop: _Loop) -> list[Result]:
             self.rows = list(loop.rows)
@@ -117,7 +144,13 @@ class Choices:
             self.rows = [loop.rows[b] for b in at]
             return first(loop, at, *args)
 
+        def scripted_finish(loop: _Loop, row: _Row, token: int) -> str:
+            """What comes after the text that is looked at need not be written."""
+            whole = len(row.tokens) - len(row.request.prompt) >= row.request.meta.length
+            return finish(loop, row, token) or ("length" if whole else "")
+
         patch.setattr(_Loop, "step", scripted_step)
+        patch.setattr(_Loop, "_finish", scripted_finish)
         patch.setattr(_Loop, "_first_tokens", scripted_first)
         for module in (decode, base):
             patch.setattr(module, "draw", self.draw)
@@ -130,37 +163,59 @@ class Choices:
     def verify(self, *args: Any) -> Verdict:
         """The rule's verdicts, chosen from their exact laws."""
         p, q, draft, counts, _accept, _final, *rest = args
-        parts = [t for t in (p, q, draft, counts) if t is not None]
-        keys = [b"|".join(t[b].contiguous().numpy().tobytes() for t in parts) for b in range(len(p))]
+        parts = [t.flatten(1) for t in (p, q) if t is not None] + [draft, counts[:, None]]
+        known = torch.cat([part.double().round(decimals=12) for part in parts], 1).numpy()  # equal but for the rounding
+        keys = [row.tobytes() for row in known]
         new = list({key: b for b, key in enumerate(keys) if key not in self.laws}.values())
         if new:
             cases = [t if t is None else t[new] for t in (p, q, draft, counts)]
 
             def rule(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
-                verdict: Verdict = self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
-                return verdict
+                return self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
 
             laws = law_of_round(rule, len(new), draft.shape[1], p.shape[2])
             self.laws |= {keys[b]: law.flatten().tolist() for b, law in zip(new, laws, strict=True)}
-        outcome = self._chosen([self.laws[key] for key in keys])
+        outcome = self._chosen([
+            self.laws[key] if row is None else merged(self.laws[key], drafted, self._left(row), p.shape[2])
+            for key, row, drafted in zip(keys, self.rows, draft.tolist(), strict=True)
+        ])  # fmt: skip
         return Verdict(outcome // p.shape[2], outcome % p.shape[2])
 
     def _chosen(self, laws: list[list[float]]) -> Tensor:
         pairs = zip(self.rows, laws, strict=True)
-        return torch.tensor([0 if r is None else r.request.meta.choose(law, len(r.response)) for r, law in pairs])
+        return torch.tensor([0 if r is None else r.request.meta.choose(law) for r, law in pairs])
+
+    def _left(self, row: _Row) -> int:
+        """Tokens that the row's text still lacks."""
+        length: int = row.request.meta.length
+        return length - len(row.response)
+
+
+def merged(law: list[float], draft: list[int], left: int, size: int) -> list[float]:
+    """The law of a round's outcomes (kept * size + next), those that end a text of which `left` tokens are missing in
+    the same way taken for one."""
+    if left >= len(draft):
+        return law
+    out, first = [0.0] * len(law), dict[tuple[int, ...], int]()
+    for outcome, chance in enumerate(law):
+        kept, token = divmod(outcome, size)
+        ends = kept + 1 >= left
+        to = first.setdefault(tuple([*draft[:kept], token][:left]), outcome) if ends and chance > 0 else outcome
+        out[to] += chance
+    return out
 
 
 def law_of_loop(
-    make: Callable[[int], Decoder], prompt: list[int], length: int, patch: pytest.MonkeyPatch, *, batch: int = 300,
-    beyond: int = 0,
-) -> dict[tuple[int, ...], float]:  # fmt: skip
-    """The probability of every text of `length` tokens that a decoder writes, over all choices it can make.
+    make: Callable[[int], Decoder], prompt: list[int], length: int, patch: Patch, *, batch: int = 300, beyond: int = 0
+) -> Law:
+    """The probability of every text of `length` tokens, or that ends before, which a decoder writes, over all choices
+    it can make.
 
-    make(batch) gives the decoder. beyond: tokens written after them. The choices of a row may not depend on the other
+    make(batch) gives the decoder. beyond: tokens that could be written after them. The choices of a row may not depend on the other
     rows: with more than one row, the draft length must not come near the limit, and no hybrid drafter be asked.
     Raises AssertionError when the probabilities of all runs do not add up to one.
     """
-    law: dict[tuple[int, ...], float] = {}
+    law: Law = {}
     Choices(patch)
     pending = [Script([], length)]
     while pending:
@@ -174,13 +229,22 @@ def law_of_loop(
     return law
 
 
-def exact_law(target: Target, prompt: list[int], sampling: Sampling, length: int) -> dict[tuple[int, ...], float]:
-    """Probability of every text of `length` tokens, from full forwards of the target alone."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
+@torch.inference_mode()
+def exact_law(target: Target, prompt: list[int], sampling: Sampling, length: int) -> Law:
+    """The probability of every text of `length` tokens, or that ends before, from full forwards of the target alone."""
+    law: Law = {(): 1.0}
     for _ in range(length):
-        texts = torch.tensor([[*prompt, *path] for path in law])
-        hidden = target.read(texts, torch.full((len(law),), texts.shape[1])).last[:, -1]
-        seen = torch.zeros(len(law), target.vocab_size, dtype=torch.bool).scatter_(1, texts, True)
-        rows = zip(law.items(), process(target.head(hidden), sampling, seen).tolist(), strict=True)
-        law = {(*path, v): chance * p for (path, chance), row in rows for v, p in enumerate(row)}
+        open_texts = [text for text in law if not text or text[-1] not in target.eos_ids]
+        rows = torch.tensor([[*prompt, *text] for text in open_texts])
+        hidden = target.read(rows, torch.full((len(rows),), rows.shape[1])).last[:, -1]
+        seen = torch.zeros(len(rows), target.vocab_size, dtype=torch.bool).scatter_(1, rows, True)
+        probs = process(target.head(hidden), sampling, seen).tolist()
+        for text, row in zip(open_texts, probs, strict=True):
+            chance = law.pop(text)
+            law |= {(*text, token): chance * p for token, p in enumerate(row) if p > 0}
     return law
+
+
+def largest_error(found: Law, exact: Law) -> float:
+    """Of the probability of any text."""
+    return max(abs(found.get(text, 0.0) - exact.get(text, 0.0)) for text in found.keys() | exact.keys())
