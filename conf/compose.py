@@ -21,7 +21,9 @@ from .explain import DRAFTERS, explain, unknown_key
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
-PRIMARIES = ("distill", "collect", "train", "evaluate", "generate", "publish")
+PRIMARIES = ("distill", "collect", "train", "evaluate", "plan", "generate", "publish")
+
+ROOTS = {"plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 
 
 @cache
@@ -29,8 +31,7 @@ def register() -> None:
     """Put every dataclass where the YAML files extend it."""
     store = ConfigStore.instance()
     for name in PRIMARIES:
-        roots = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
-        store.store(name=f"{name}_schema", node=roots.get(name, schema.RunConfig))
+        store.store(name=f"{name}_schema", node=ROOTS.get(name, schema.RunConfig))
     groups = {
         "target": schema.TargetConfig,
         "objective": schema.ObjectiveConfig,

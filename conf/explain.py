@@ -98,7 +98,7 @@ def _first_line(error: BaseException) -> str:
 
 def _known() -> list[str]:
     known: list[str] = []
-    for root in (schema.RunConfig, schema.GenerateConfig, schema.PublishConfig):
+    for root in (schema.RunConfig, schema.PlanConfig, schema.GenerateConfig, schema.PublishConfig):
         known += leaves(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(root))))
     return known + [f"drafter.{name}" for kind in DRAFTERS for name in kind.__dataclass_fields__]
 

@@ -18,6 +18,7 @@ from .models import (
     NgramConfig,
     TargetConfig,
 )
+from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
     CheckpointConfig,
@@ -51,6 +52,8 @@ __all__ = [
     "ObjectiveConfig",
     "ObjectiveKind",
     "OptimConfig",
+    "PlanConfig",
+    "PlanSettings",
     "PositionWeights",
     "PublishConfig",
     "PublishLayout",
@@ -134,6 +137,13 @@ class PublishLayout(StrEnum):
     engine = "engine"
     speculators = "speculators"
     own = "own"
+
+
+@dataclass
+class PlanConfig(RunConfig):
+    """`make plan`: what each kind of drafter can be expected to give here, before it is trained."""
+
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
 
 @dataclass

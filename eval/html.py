@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .plots import runs
+from .records import temperature_name
 from .report import is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]
@@ -45,6 +46,8 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
         "<h2>Speed</h2>",
         speed_table(report),
+        "<h2>Forecast</h2>",
+        forecast_table(report),
         "<h2>Losslessness</h2>",
         lossless_text(report),
         *(f"<h2>{escape(name)}</h2>{image(path, name)}" for name, path in plots.items()),
@@ -139,6 +142,27 @@ def speed_table(report: Report) -> str:
         for name, t, s in runs(report["speed"])
     ]
     return table(["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows)
+
+
+def forecast_table(report: Report) -> str:
+    """Speed-ups predicted from simulated rounds and measured costs, beside those measured."""
+    forecast = report["forecast"]
+    rows = [
+        [
+            f"{cell['set']} {temperature_name(cell['temperature'])}", str(cell["num_spec_tokens"]), str(cell["batch"]),
+            number(cell["predicted"]), number(cell["measured"]), percent(cell["error"]),
+        ]
+        for cell in forecast["cells"]
+    ]  # fmt: skip
+    header = ["set", "draft tokens", "batch", "speed-up predicted", "measured", "error"]
+    middle, ninth = percent(forecast["median_error"]), percent(forecast["p90_error"])
+    found = f"absolute error: median {middle}, 90th percentile {ninth}"
+    return table(header, rows) + f"<p class='note'>{escape(found)}; {escape(forecast['method'])}</p>"
+
+
+def percent(value: float | None) -> str:
+    """With its sign; a dash for what is not known."""
+    return "–" if value is None else f"{value:+.1%}"
 
 
 def lossless_text(report: Report) -> str:

@@ -188,7 +188,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
             table.add_row(where, baseline, str(other["num_spec_tokens"]), more, "", "")
     console.print(table)
-    for line in (*rule_lines(report), *lossless_lines(report["lossless"])):
+    for line in (*rule_lines(report), *forecast_lines(report), *lossless_lines(report["lossless"])):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -199,6 +199,15 @@ def rule_lines(report: Report) -> list[str]:
         f"round, token by token {_with_interval(gain['token'], gain['token_ci95'])} (bonus included, replayed)"
         for name, temperature, gain in runs(report["block_rule"])
     ]
+
+
+def forecast_lines(report: Report) -> list[str]:
+    """Predicted beside measured speed-up, a line for each cell."""
+    return [
+        f"forecast, {cell['set']} {temperature_name(cell['temperature'])}: speed-up {cell['predicted']:.2f} predicted, "
+        f"{cell['measured']:.2f} measured ({cell['error']:+.1%})"
+        for cell in report["forecast"]["cells"] if cell["error"] is not None
+    ]  # fmt: skip
 
 
 def _length(entry: dict[str, Any], form: str = ".2f") -> str:

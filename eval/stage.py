@@ -20,6 +20,7 @@ from inference.replay import Lookup, longest_draft, lookup_of
 from inference.target import Target
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
+from .history import remember
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
@@ -28,10 +29,11 @@ from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
 from .sampled import choose_prefixes, sampled_check
+from .score import forecast_section
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
-FORMAT = 2  # of records and reports: those of another one are made anew
+FORMAT = 3  # of records and reports: those of another one are made anew
 
 
 @dataclass(frozen=True)
@@ -118,12 +120,14 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
+            "forecast": forecast_section(target, subject.drafter, records, rivals.num_spec_tokens),
             **figures(records, rivals.num_spec_tokens, rivals.ngrams[NGRAM].num_spec_tokens, cfg),
         }  # fmt: skip
         shown = traces(records, sets, target.text, cfg.bench.show_text)
         timing |= device_memory(target.device)
     finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP, own=_is_own(cfg, folder))})
     write_report(folder, finished, shown)
+    remember(finished)
     return finished
 
 

@@ -16,7 +16,7 @@ from conf import models, prompts, schema, training
 from conf.compose import FOLDER, GROUPS, PRIMARIES, load, options, quoted
 from conf.errors import ConfigError
 
-ROOTS = {"generate": schema.GenerateConfig, "publish": schema.PublishConfig}
+ROOTS = {"plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig}
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
     "block": (schema.BlockConfig, False),
