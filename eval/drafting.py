@@ -57,10 +57,12 @@ class DraftCost:
 
 @dataclass(frozen=True)
 class LoopCost:
-    """Seconds of the loop beside the forward and the draft, by batch: of a step of plain decoding and of a round."""
+    """Seconds of the loop beside the forward and the draft, by batch: of a step of plain decoding, of a round whose
+    drafts were drawn, and of one whose drafts are certain (looked up); at temperature 0 these two are the same."""
 
     plain: Curve
-    round: Curve
+    drawn: Curve
+    certain: Curve
 
 
 @dataclass
@@ -166,9 +168,9 @@ class Given(Drafter):
 
     kind, trainable, num_steps = "given", False, 0
 
-    def __init__(self, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int, *, drawn: bool = True) -> None:
         super().__init__()
-        self.vocab_size = vocab_size
+        self.vocab_size, self.drawn = vocab_size, drawn
         self._kept: dict[tuple[int, int, bool], Draft] = {}
 
     def start(self, batch: int) -> Any:
@@ -178,30 +180,33 @@ class Given(Drafter):
     def draft(
         self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
-        """k tokens, sampled ones with a uniform q."""
+        """k tokens; as if drawn from a uniform q, where anything is drawn."""
         batch, device = len(ctx.rows), ctx.last.device
         key = (batch, k, sampling.greedy)
         if key not in self._kept:
             tokens, counts = torch.full((batch, k), TOKEN, device=device), torch.full((batch,), k, device=device)
-            probs = None if sampling.greedy else torch.full((batch, k, self.vocab_size), 1 / self.vocab_size).to(device)
-            self._kept[key] = Draft(tokens, counts, probs)
+            uniform = torch.full((batch, k, self.vocab_size), 1 / self.vocab_size, device=device)
+            self._kept[key] = Draft(tokens, counts, uniform if self.drawn and not sampling.greedy else None)
         return self._kept[key]
 
 
 def loop_cost(
-    target: Target, verify: CostGrid, batches: Sequence[int], budget: Budget, sampling: Sampling = Sampling()
+    target: Target, verify: CostGrid, batches: Sequence[int], budget: Budget, sampling: Sampling
 ) -> LoopCost:
     """Steps of the real loop, plain and with drafts that cost nothing, less the forwards in them (never below 0)."""
     plain: dict[int, float] = {}
-    rounds: dict[int, float] = {}
+    drawn: dict[int, float] = {}
+    certain: dict[int, float] = {}
     for batch in batches:
-        likely = 2 * STEPS * verify.seconds(LOOP_DRAFT + 1, batch) + verify.seconds(batch * CONTEXTS[0])
+        likely = 3 * STEPS * verify.seconds(LOOP_DRAFT + 1, batch) + verify.seconds(batch * CONTEXTS[0])
         if plain and not budget.allows(likely):
             budget.leave_out(f"the loop's own time at batch {batch}", NO_TIME)
             continue
-        for found, drafter in ((plain, None), (rounds, Given(target.vocab_size))):
-            found[batch] = loop_share(target, drafter, batch, sampling, verify)
-    return LoopCost(Curve(plain), Curve(rounds))
+        drafters = [Given(target.vocab_size, drawn=False)] + ([] if sampling.greedy else [Given(target.vocab_size)])
+        plain[batch] = loop_share(target, None, batch, sampling, verify)
+        certain[batch], *others = (loop_share(target, d, batch, sampling, verify) for d in drafters)
+        drawn[batch] = others[0] if others else certain[batch]
+    return LoopCost(Curve(plain), Curve(drawn), Curve(certain))
 
 
 def loop_share(target: Target, drafter: Drafter | None, batch: int, sampling: Sampling, verify: CostGrid) -> float:

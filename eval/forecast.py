@@ -43,9 +43,8 @@ class Machine:
         (a drafter that has run layers of the target has then done it in vain)."""
         drafting = 0.0 if origin == LOOKUP else draft.seconds(k, batch, context)
         share = draft.share(k + 1) if origin == DRAFTER and k > 0 else 1.0
-        return self.factor * (
-            drafting + share * self.verify.seconds(k + 1, batch, context) + self.loop.round(batch)
-        )
+        loop = self.loop.certain(batch) if origin == LOOKUP else self.loop.drawn(batch)
+        return self.factor * (drafting + share * self.verify.seconds(k + 1, batch, context) + loop)
 
 
 def chain_speedup(

@@ -22,6 +22,7 @@ from conf.schema import PlanConfig
 from data.manifest import NAME
 from inference.load import load_target, precheck
 from inference.replay import Lookup
+from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Text
 
@@ -73,7 +74,7 @@ def make_plan(
     verify = verification_cost(target, budget.part(SHARES["verify"]), memory)
     roof = roofline(target, verify, budget.part(SHARES["roof"]), watch)
     batches = [b for b in (1, 8) if b in verify.batches]
-    costs = Machine(verify, loop_cost(target, verify, batches, budget.part(SHARES["loop"])), history.factor)
+    costs = Machine(verify, loop_cost(target, verify, batches, budget.part(SHARES["loop"]), Sampling()), history.factor)
     store, pilot = store_of(cfg, folder), None
     if cfg.plan.pilot is not None:
         pilot, budget = piloted(cfg, arguments, folder, store, verify, budget)
@@ -130,9 +131,9 @@ def cost_figures(costs: Machine, roof: dict[str, Any]) -> dict[str, Any]:
     verify, one = costs.verify, costs.verify.seconds(1)
     return {
         "verify_cost": {n: verify.seconds(n) / one for n in verify.curves[1, CONTEXTS[0]].points},
-        "overhead": costs.loop.round(1) / one,
+        "overhead": costs.loop.drawn(1) / one,
         "grid": verify.points(), "plain_step_ms": 1e3 * costs.step(), "roofline": roof,
-        "loop_ms": {"plain": 1e3 * costs.loop.plain(1), "round": 1e3 * costs.loop.round(1)},
+        "loop_ms": {"plain": 1e3 * costs.loop.plain(1), "round": 1e3 * costs.loop.drawn(1)},
     }  # fmt: skip
 
 

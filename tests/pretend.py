@@ -40,14 +40,16 @@ class Watched:
 
 
 def machine(
-    base: float = 1.0, more: float = 0.1, plain: float = 0.0, round_: float = 0.0, factor: float = 1.0
-) -> Machine:
+    base: float = 1.0, more: float = 0.1, plain: float = 0.0, round_: float = 0.0, factor: float = 1.0,
+    certain: float | None = None,
+) -> Machine:  # fmt: skip
     """v(1) = base, and every further token of a row `more`; the loop's own time."""
     curves = {
         (batch, context): Curve({n: base + more * (batch * n - 1) + (context - CONTEXTS[0]) * 1e-4 for n in (1, 64)})
         for batch, context in (BASE, (8, CONTEXTS[0]), (1, CONTEXTS[1]))
     }
-    return Machine(CostGrid(curves), LoopCost(Curve({1: plain}), Curve({1: round_})), factor)
+    looked_up = Curve({1: round_ if certain is None else certain})
+    return Machine(CostGrid(curves), LoopCost(Curve({1: plain}), Curve({1: round_}), looked_up), factor)
 
 
 def draft(once: float = 0.0, each: float = 0.0, share: Curve | None = None) -> DraftCost:

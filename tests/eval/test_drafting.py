@@ -92,17 +92,23 @@ def test_given_drafts_are_exact_and_cost_no_model() -> None:
     plain = next(Decoder(target).run([request]))
     ours = next(Decoder(target, Given(target.vocab_size), num_spec_tokens=3).run([request]))
     assert ours.tokens == plain.tokens and ours.rounds[0].proposed == 3
+    sampled = Request([3, 4, 5], max_new_tokens=12, sampling=Sampling(temperature=1.0))
+    for drawn in (False, True):
+        seen: list[bool] = []
+        given = Given(target.vocab_size, drawn=drawn)
+        said = Decoder(target, given, num_spec_tokens=3, on_draft=lambda _, d, to=seen: to.append(d.probs is not None))
+        assert len(next(said.run([sampled])).tokens) == 12 and seen and set(seen) == {drawn}
 
 
 def test_the_loops_own_time_is_never_negative_and_known_for_every_batch_that_fits() -> None:
     target = make_target()
     free, dear = machine(0.0, 0.0), machine(1e6, 1.0)
-    cost = loop_cost(target, free.verify, [1, 2], Budget(1e9))
-    assert cost.plain.points.keys() == cost.round.points.keys() == {1, 2}
-    assert min(*cost.plain.points.values(), *cost.round.points.values()) > 0  # forwards that took no time
+    cost = loop_cost(target, free.verify, [1, 2], Budget(1e9), Sampling())
+    assert cost.plain.points.keys() == cost.drawn.points.keys() == {1, 2} and cost.drawn == cost.certain
+    assert min(*cost.plain.points.values(), *cost.drawn.points.values()) > 0  # forwards that took no time
     budget = Budget(0.0)
     cost = loop_cost(target, dear.verify, [1, 2], budget, Sampling(temperature=1.0))
-    assert (cost.plain.points, cost.round.points) == ({1: 0.0}, {1: 0.0})
+    assert (cost.plain.points, cost.drawn.points, cost.certain.points) == ({1: 0.0}, {1: 0.0}, {1: 0.0})
     assert budget.left_out == ["the loop's own time at batch 2 (no time left; raise plan.budget)"]
 
 

@@ -29,7 +29,7 @@ def test_chances_can_be_moved_to_another_alpha() -> None:
     found = Evidence(0.5, (0.4, 0.7), "made up", hits)
     for alpha in (0.1, 0.5, 0.8, 1.0):
         assert mean(found.at(alpha)) == pytest.approx(alpha)
-    assert all(0 <= float(c.min()) and float(c.max()) <= 1 for c in found.at(0.8))
+    assert all(float(c.min()) >= 0 and float(c.max()) <= 1 for c in found.at(0.8))
     assert torch.equal(found.at(0.5)[0], hits[0])
 
 

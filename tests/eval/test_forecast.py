@@ -90,9 +90,10 @@ def test_rounds_come_from_lookup_drafter_or_both() -> None:
 
 
 def test_what_was_looked_up_costs_no_drafting_and_nothing_drafted_costs_a_step() -> None:
-    here, cost = machine(1.0, 0.25, plain=0.1, round_=0.2), draft(5.0)
+    here, cost = machine(1.0, 0.25, plain=0.1, round_=0.3, certain=0.2), draft(5.0)
     assert simulated([Round([1, 2], 0, [3], "lookup")], here, cost) == pytest.approx((1.1, 1.5 + 0.2))
     assert simulated([Round([], 0, [3], "")], here, cost) == pytest.approx((1.1, 1.2))
+    assert simulated([Round([1, 2], 0, [3], "hydra")], here, cost) == pytest.approx((1.1, 5.0 + 1.5 + 0.3))
 
 
 def test_one_row_is_the_simulation_of_one_row_and_rows_wait_for_each_other() -> None:
