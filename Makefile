@@ -3,7 +3,7 @@
 # PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
-.PHONY: help install distill collect train evaluate generate publish check-drafter certify certify-long bench \
+.PHONY: help install distill collect train evaluate plan generate publish check-drafter certify certify-long bench \
 	bench-drafters bench-curve test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
@@ -41,6 +41,9 @@ train: install ## distill a drafter from a collected store
 
 evaluate: install ## acceptance, speed and losslessness of a drafter
 	$(run) eval $(value ARGS)
+
+plan: install ## what each kind of drafter would give on this machine, before training (ARGS="plan.kinds=[ngram,eagle3]")
+	$(run) eval.plan $(value ARGS)
 
 generate: install ## stream an answer with the drafter, accepted tokens marked (PROMPT="...")
 	$(run) inference $(value ARGS)

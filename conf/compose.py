@@ -22,11 +22,12 @@ from .explain import DRAFTERS, explain, unknown_key
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
-    "distill", "collect", "train", "evaluate", "generate", "publish", "certify", "bench_drafters", "bench_curve",
+    "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "certify", "bench_drafters",
+    "bench_curve",
 )  # fmt: skip
 ROOTS = {
-    "generate": schema.GenerateConfig, "publish": schema.PublishConfig, "certify": schema.CertifyConfig,
-    "bench_drafters": schema.CompareConfig, "bench_curve": schema.CurveConfig,
+    "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
+    "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig, "bench_curve": schema.CurveConfig,
 }  # fmt: skip
 
 

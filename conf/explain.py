@@ -101,8 +101,8 @@ def _first_line(error: BaseException) -> str:
 def _known() -> list[str]:
     known: list[str] = []
     roots = (
-        schema.RunConfig, schema.GenerateConfig, schema.PublishConfig, schema.CertifyConfig, schema.CompareConfig,
-        schema.CurveConfig,
+        schema.RunConfig, schema.PlanConfig, schema.GenerateConfig, schema.PublishConfig, schema.CertifyConfig,
+        schema.CompareConfig, schema.CurveConfig,
     )  # fmt: skip
     for root in roots:
         known += leaves(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(root))))

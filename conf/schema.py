@@ -23,6 +23,7 @@ from .models import (
     SuffixConfig,
     TargetConfig,
 )
+from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
     LR,
@@ -71,6 +72,8 @@ __all__ = [
     "ObjectiveKind",
     "OnlineConfig",
     "OptimConfig",
+    "PlanConfig",
+    "PlanSettings",
     "PositionWeights",
     "PublishConfig",
     "PublishLayout",
@@ -173,6 +176,13 @@ class PublishLayout(StrEnum):
     engine = "engine"
     speculators = "speculators"
     own = "own"
+
+
+@dataclass
+class PlanConfig(RunConfig):
+    """`make plan`: what each kind of drafter can be expected to give here, before it is trained."""
+
+    plan: PlanSettings = field(default_factory=PlanSettings)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 from .against import COLUMNS, against_rows
 from .curve import curve_lines
 from .plots import AXES, runs
+from .records import temperature_name
 from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]
@@ -48,6 +49,8 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         "<h2>Speed</h2>",
         speed_table(report),
         *replayed_parts(report),
+        "<h2>Forecast</h2>",
+        forecast_table(report),
         "<h2>Losslessness</h2>",
         lossless_text(report),
         *(f"<h2>{escape(name)}</h2>{image(path, name)}" for name, path in plots.items()),
@@ -169,6 +172,27 @@ def replayed_parts(report: Report) -> list[str]:
         told = [line for axis in AXES for line in curve_lines(curve[axis], axis)]
         parts += ["<h2>What more data would give</h2>", *(f"<p>{escape(line)}</p>" for line in told)]
     return parts
+
+
+def forecast_table(report: Report) -> str:
+    """Speed-ups predicted from simulated rounds and measured costs, beside those measured."""
+    forecast = report["forecast"]
+    rows = [
+        [
+            f"{cell['set']} {temperature_name(cell['temperature'])}", str(cell["num_spec_tokens"]), str(cell["batch"]),
+            number(cell["predicted"]), number(cell["measured"]), percent(cell["error"]),
+        ]
+        for cell in forecast["cells"]
+    ]  # fmt: skip
+    header = ["set", "draft tokens", "batch", "speed-up predicted", "measured", "error"]
+    middle, ninth = percent(forecast["median_error"]), percent(forecast["p90_error"])
+    found = f"absolute error: median {middle}, 90th percentile {ninth}"
+    return table(header, rows) + f"<p class='note'>{escape(found)}; {escape(forecast['method'])}</p>"
+
+
+def percent(value: float | None) -> str:
+    """With its sign; a dash for what is not known."""
+    return "–" if value is None else f"{value:+.1%}"
 
 
 def lossless_text(report: Report) -> str:

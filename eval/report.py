@@ -190,7 +190,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
             table.add_row(where, baseline, draft_tokens(other), more, "", "")
     console.print(table)
-    for line in (*rule_lines(report), *lossless_lines(report["lossless"])):
+    for line in (*rule_lines(report), *forecast_lines(report), *lossless_lines(report["lossless"])):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -207,6 +207,15 @@ def draft_tokens(entry: dict[str, Any]) -> str:
     """Tokens proposed in a round: those asked for, and what lookups went up to."""
     asked, longest = entry["num_spec_tokens"], entry["longest_draft"]
     return f"{asked}" if longest <= asked else f"{asked}, lookup {longest}"
+
+
+def forecast_lines(report: Report) -> list[str]:
+    """Predicted beside measured speed-up, a line for each cell."""
+    return [
+        f"forecast, {cell['set']} {temperature_name(cell['temperature'])}: speed-up {cell['predicted']:.2f} predicted, "
+        f"{cell['measured']:.2f} measured ({cell['error']:+.1%})"
+        for cell in report["forecast"]["cells"] if cell["error"] is not None
+    ]  # fmt: skip
 
 
 def _length(entry: dict[str, Any], form: str = ".2f") -> str:

@@ -23,6 +23,7 @@ from inference.target import Target
 from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .certificate import certificate
+from .history import remember
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
@@ -31,6 +32,7 @@ from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
 from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
+from .score import forecast_section
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
@@ -130,6 +132,7 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         report = {
             "digest": digest, "created": datetime.now(UTC).isoformat(timespec="seconds"),
             **about(cfg, target, subject, rivals), "lossless": certify(cfg, target, subject, records),
+            "forecast": forecast_section(target, subject.drafter, records, rivals.num_spec_tokens),
             **figures(records, rivals.num_spec_tokens, rivals.ngrams[NGRAM].num_spec_tokens, cfg),
             **replayed_figures(cfg, target, both, data, subject.num_spec_tokens, folder, digest),
         }  # fmt: skip
@@ -137,6 +140,7 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         timing |= device_memory(target.device)
     finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP, own=_is_own(cfg, folder))})
     write_report(folder, finished, shown)
+    remember(finished)
     return finished
 
 

@@ -16,6 +16,7 @@ VERBS = {
     "collect": ["-m", "data"],
     "train": ["-m", "train"],
     "evaluate": ["-m", "eval"],
+    "plan": ["-m", "eval.plan"],
     "generate": ["-m", "inference"],
     "publish": ["-m", "eval.publish"],
     "check-drafter": ["-m", "eval.preflight"],

@@ -24,6 +24,7 @@ from inference.drafters import Drafter, build
 from inference.drafters.early_exit import EarlyExitDrafter
 from inference.drafters.heads import Readout
 from inference.drafters.ranges import exit_layers
+from inference.shortcuts import scaled, shortcut, spaced
 from inference.target import Target
 
 from .validate import choose_requests, held_out_batches, plain_answers
@@ -31,7 +32,6 @@ from .validate import choose_requests, held_out_batches, plain_answers
 FILE = "exit.json"
 MOST = 16  # exits that are tried, evenly spaced
 FIT_POSITIONS = 4096
-RIDGE = 1e-3  # of the mean square of the rows' inner products
 CONTEXT, REPEATS = 128, 9  # tokens in the cache, and timings of which the median is taken
 
 
@@ -90,13 +90,6 @@ def forecasts(
     return [Forecast(e, a, speedup(e, a, costs, count, len(tail), gamma)) for e, a in zip(exits, accepted, strict=True)]
 
 
-def spaced(values: Sequence[int], most: int) -> list[int]:
-    """At most `most` of them, evenly spaced, the first and the last among them."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
-
-
 def speedup(layer: int, accepted: float, costs: Costs, count: int, tail: int, gamma: int) -> float:
     """(1 + accepted) plain steps' time over a round's.
 
@@ -149,20 +142,6 @@ def states_of(target: Target, batch: Batch, exits: Sequence[int]) -> list[Tensor
     at = response_positions(batch.starts, batch.response.shape[1], batch.tokens.shape[1])
     index = at[..., None].expand(-1, -1, target.hidden_size)
     return [states.gather(1, index) for states in (*read.taps, read.last)]
-
-
-def scaled(states: Tensor) -> Tensor:
-    """x / rms(x) in float32 at least."""
-    states = states if states.dtype == torch.float64 else states.float()
-    return F.rms_norm(states, (states.shape[-1],), eps=1e-6)
-
-
-def shortcut(states: Tensor, last: Tensor) -> Tensor:
-    """Ridge regression [H,H] from states [n,H] to last ones [n,H]."""
-    products = states.T @ states
-    ridge = RIDGE * products.diagonal().mean() * torch.eye(len(products)).to(products)
-    fitted: Tensor = torch.linalg.solve(products + ridge, states.T @ last.to(states))
-    return fitted
 
 
 def leading_runs(agree: Tensor, lengths: Tensor, gamma: int) -> float:

@@ -59,6 +59,15 @@ def report() -> dict[str, Any]:
                     "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
                 },
             },
+            "forecast": {
+                "cells": [
+                    {"set": "builtin", "temperature": 0.0, "num_spec_tokens": 2, "batch": 1, "predicted": 1.5,
+                     "measured": 1.25, "error": 0.2},
+                    {"set": "builtin", "temperature": 1.0, "num_spec_tokens": 2, "batch": 1, "predicted": None,
+                     "measured": 1.25, "error": None},
+                ],
+                "median_error": 0.2, "p90_error": 0.2, "method": "m",
+            },
             "timing": {"setup_s": None, "collect_s": 60.0},
             "memory": {"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None},
             "collect": {"tokens_per_s": None, "response_tokens": None},

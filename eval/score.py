@@ -1,0 +1,100 @@
+"""The forecast of an evaluation, scored: speed-ups predicted from simulated rounds and from costs measured apart,
+beside those that were measured. What is wrong with it is what is wrong with the planner's formula."""
+
+from collections.abc import Iterator, Sequence
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from inference.drafters import Drafter
+from inference.replay import chain_of
+from inference.sampling import Sampling
+from inference.target import Target
+
+from .budget import Budget
+from .costs import CONTEXTS, CostGrid, Stopwatch, verification_cost
+from .drafting import DraftCost, Scene, draft_cost, loop_cost
+from .forecast import Machine, simulated
+from .records import PromptRecord, by_prompt, temperature_name
+from .report import SWEEP, Groups, by_run
+from .speed import per_token
+from .statistics import headline, ratio
+
+SECONDS = 45.0  # that measuring costs may take, all temperatures together
+MEMORY = 2 * 10**9
+
+
+def forecast_section(
+    target: Target, drafter: Drafter, records: Sequence[PromptRecord], k: int, budget: Budget | None = None
+) -> dict[str, Any]:
+    """report.json's `forecast`: cells, the median of their absolute errors and its 90th percentile. An error is
+    predicted / measured - 1; cells that can't be divided have none."""
+    budget = budget or Budget(SECONDS)
+    longest = max((len(r.prompt) + len(r.tokens) for r in records), default=CONTEXTS[0])
+    contexts = sorted({CONTEXTS[0], min(max(longest, CONTEXTS[0] + 1), CONTEXTS[1], (target.context or longest) - 64)})
+    widths, places = sorted({1, 2, k, k + 1}), [(1, context) for context in contexts]
+    verify = verification_cost(target, budget.part(0.4), MEMORY, places, widths, widths)
+    costs = {
+        t: measured_costs(target, drafter, verify, contexts, k, Sampling(temperature=t), budget)
+        for t in sorted({r.temperature for r in records})
+    }
+    cells = [
+        _cell(name, temperature, groups, k, *costs[temperature])
+        for name, temperature, groups in _runs(records)
+    ]  # fmt: skip
+    errors = [abs(cell["error"]) for cell in cells if cell["error"] is not None]
+    return {
+        "cells": cells,
+        "median_error": median(errors) if errors else None,
+        "p90_error": float(np.quantile(errors, 0.9)) if errors else None,
+        "method": "rounds replayed on the plain texts; costs of the parts measured apart, not the loop's total",
+    }
+
+
+def measured_costs(
+    target: Target, drafter: Drafter, verify: CostGrid, contexts: Sequence[int], k: int, sampling: Sampling,
+    budget: Budget,
+) -> tuple[Machine, DraftCost]:  # fmt: skip
+    """What the loop and the drafter's own part cost under this sampling, at batch 1."""
+    watch, chain = Stopwatch(target.device), chain_of(drafter)
+    scenes = [Scene.of(target, 1, context, chain.taps) for context in contexts]
+    draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
+    return Machine(verify, loop_cost(target, verify, [1], budget, sampling)), draft
+
+
+def _runs(records: Sequence[PromptRecord]) -> Iterator[tuple[str, float, Groups]]:
+    temperatures = {temperature_name(r.temperature): r.temperature for r in records}
+    for name, by_temperature in by_run(list(records)).items():
+        for temperature, groups in by_temperature.items():
+            yield name, temperatures[temperature], groups
+
+
+def _cell(
+    name: str, temperature: float, groups: Groups, k: int, machine: Machine, draft: DraftCost
+) -> dict[str, Any]:
+    """One set at one temperature: its headline, and every category."""
+
+    def predicted(record: PromptRecord) -> tuple[float, float]:
+        rounds, context = record.replays[f"{SWEEP}{k}"], len(record.prompt) + len(record.plain_tokens) // 2
+        emitted = sum(len(r.emitted) for r in rounds)
+        plain, speculative = simulated(rounds, machine, draft, context)
+        return (plain / emitted, speculative / emitted) if emitted else (0.0, 0.0)
+
+    ours = {category: by_prompt(records, predicted) for category, records in groups.items()}
+    true = {category: by_prompt(records, per_token) for category, records in groups.items()}
+    return {
+        "set": name, "temperature": temperature, "num_spec_tokens": k, "batch": 1,
+        **scored(headline(ours), headline(true)),
+        "by_category": {category: scored(ratio(ours[category]), ratio(true[category])) for category in groups},
+    }  # fmt: skip
+
+
+def scored(predicted: float, measured: float) -> dict[str, float | None]:
+    """Both and the error, predicted / measured - 1; None for what is not a number."""
+    fine = predicted > 0 and measured > 0  # False for nan
+    return {
+        "predicted": predicted if predicted > 0 else None, "measured": measured if measured > 0 else None,
+        "error": predicted / measured - 1 if fine else None,
+    }  # fmt: skip
+
