@@ -211,8 +211,9 @@ def law_of_loop(
     """The probability of every text of `length` tokens, or that ends before, which a decoder writes, over all choices
     it can make.
 
-    make(batch) gives the decoder. beyond: tokens that could be written after them. The choices of a row may not depend on the other
-    rows: with more than one row, the draft length must not come near the limit, and no hybrid drafter be asked.
+    make(batch) gives the decoder. beyond: tokens that could be written after them. The choices of a row may not depend
+    on the other rows: with more than one row, the draft length must not come near the limit, and no hybrid drafter be
+    asked.
     Raises AssertionError when the probabilities of all runs do not add up to one.
     """
     law: Law = {}

@@ -10,8 +10,7 @@ from conf.errors import require
 from conf.models import HeadsConfig
 from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, NgramConfig, PlanConfig
 from inference.artifact import KINDS
-from inference.drafters import Drafter, build
-from inference.replay import Lookup
+from inference.drafters import Drafter, Lookup, build
 from inference.target import Target
 
 from .outlook import Kind, name_of

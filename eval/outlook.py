@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from inference.acceptance import Counts, Round
-from inference.replay import Lookup, replay
+from inference.drafters import Lookup
+from inference.replay import replay
 from inference.tuning import Text
 
 from .drafting import DraftCost

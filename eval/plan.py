@@ -20,8 +20,8 @@ from conf.planning import parse_seconds
 from conf.prompts import parse_bytes
 from conf.schema import PlanConfig
 from data.manifest import NAME
+from inference.drafters import Lookup
 from inference.load import load_target, precheck
-from inference.replay import Lookup
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Text

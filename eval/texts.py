@@ -14,7 +14,8 @@ from data.rows import Row
 from data.store import Store
 from data.turns import first_turn
 from inference.decode import Decoder, Request
-from inference.drafters.ngram import SuffixIndex
+from inference.drafters import Lookup
+from inference.drafters.lookup import Index
 from inference.replay import Record
 from inference.shortcuts import spaced
 from inference.target import Target
@@ -75,7 +76,7 @@ def hit_curve(texts: Sequence[Text]) -> list[dict[str, Any]]:
         places = found = 0
         reached, agreed = [0] * LOOKED_AT, [0] * LOOKED_AT
         for text in texts:
-            index, response = SuffixIndex(match, match), text.record.tokens
+            index, response = Index(Lookup(match, match)), text.record.tokens
             index.extend(text.record.prompt)
             for at in range(len(response) - 1):
                 index.extend(response[at : at + 1])

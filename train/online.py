@@ -59,7 +59,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         seed_everything(cfg.seed)
         drafter, drafter_cfg = make_drafter(cfg, target, first)
         if drafter.draft_ids is not None:
-            print(coverage_line(first.token_counts(target.vocab_size)[0], drafter.draft_ids.cpu()), flush=True)
+            own, ids = cfg.drafter.warm_start is None and cfg.drafter.folder is None, drafter.draft_ids.cpu()
+            print(coverage_line(first, target.vocab_size, ids, set(target.eos_ids), own=own), flush=True)
         loader = StreamLoader(
             store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, replay=cfg.online.replay,
             replay_tokens=cfg.online.replay_tokens, device=target.device,

@@ -45,10 +45,10 @@ def stable_rate(step: int, cfg: OptimConfig, warmup: int, cooldown: Sequence[int
     length) lr (1 - sqrt x) down to final_lr * lr (Hägele et al. 2024, arXiv:2405.18392, section 3).
     """
     first, length = cooldown or (step, 0)
-    rate = cfg.lr * min(1.0, (min(step, first) + 1) / max(1, warmup))
+    rate = cfg.peak * min(1.0, (min(step, first) + 1) / max(1, warmup))
     if not length:
         return rate
-    floor = min(rate, cfg.lr * cfg.final_lr)
+    floor = min(rate, cfg.peak * cfg.final_lr)
     return floor + (rate - floor) * (1 - math.sqrt(min(1.0, (step - first + 1) / length)))
 
 

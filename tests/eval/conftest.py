@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
+from small import hydra, make_hydra, make_target, target
 
 import eval.history
-from small import hydra, make_hydra, make_target, target
 
 __all__ = ["hydra", "make_hydra", "make_target", "target"]
 

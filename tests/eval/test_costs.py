@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from pretend import Clock, Watched
+
 from eval import costs
 from eval.budget import Budget
 from eval.costs import CostGrid, Curve, cache_bytes, filled_cache, verification_cost

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-
-from pretend import Clock, Watched, machine
 from drafting import make_drafter, make_target
+from pretend import Clock, Watched, machine
+
 from eval.budget import Budget
 from eval.costs import CONTEXTS, Curve, Stopwatch
 from eval.drafting import Given, Scene, draft_cost, loop_cost, verify_share

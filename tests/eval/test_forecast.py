@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 import torch
-
 from pretend import draft, machine
+
 from eval.costs import Curve
 from eval.forecast import (
     best_length,

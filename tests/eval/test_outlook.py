@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+from pretend import draft, machine
 
 from eval.evidence import from_rates
 from eval.forecast import chain_speedup
 from eval.outlook import Kind, Outlook, best_rule, name_of
-from inference.replay import Lookup, Record, replay
+from inference.drafters import Lookup
+from inference.replay import Record, replay
 from inference.tuning import Text
-from pretend import draft, machine
 
 LOOKUP = Lookup(2, 4)
 REPEATED = Text("copy", Record([*range(10, 30)], [*range(10, 29)], torch.empty(0), 40))  # says the prompt again

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pretend import machine
 
 from conf.compose import load
 from conf.errors import ConfigError, UserError
@@ -18,10 +19,9 @@ from eval.outlook import Kind
 from eval.pilot import Pilot, run_pilot
 from eval.plan_view import recommendation
 from inference.artifact import KINDS
+from inference.drafters import Lookup
 from inference.load import load_target
-from inference.replay import Lookup
 from inference.target import Target
-from pretend import machine
 
 
 def plan_config(folder: Path, *more: str) -> Any:

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from drafting import make_target
+from pretend import machine
 
 from eval.budget import Budget
 from eval.costs import Stopwatch, cache_bytes
 from eval.roofline import COPY_BYTES, SIDE, bound, expert_share, roofline, step_bytes, step_parameters
-from drafting import make_target
-from pretend import machine
 
 
 def test_what_a_step_reads_is_every_weight_once_and_no_table_that_is_only_looked_up() -> None:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from pretend import draft, machine
 
 import eval.score
 from eval.forecast import simulated
@@ -12,7 +13,6 @@ from eval.score import forecast_section, scored
 from inference.acceptance import Round
 from inference.drafters.hydra import HydraDrafter
 from inference.target import Target
-from pretend import draft, machine
 
 COSTS = machine(1.0, 0.1, plain=0.05, round_=0.1), draft(0.1, 0.05)
 

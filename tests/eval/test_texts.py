@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pretend import machine
 
 from conf.compose import load
 from conf.errors import UserError
@@ -18,7 +19,6 @@ from inference.load import load_target
 from inference.replay import Record
 from inference.target import Target
 from inference.tuning import Text
-from pretend import machine
 
 
 @pytest.fixture(scope="module")
