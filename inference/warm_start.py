@@ -18,6 +18,8 @@ FREE = {field.name for field in fields(LookupSettings)} | {
     "num_anchors", "temperatures", "min_confidence",
 }  # fmt: skip
 
+FREE_LM = {"init", "num_layers", "search_tokens", "lora_rank", "train_embedding"}  # its layers are what must agree
+
 
 def warm_start(cfg: DrafterConfig, target: Target, pool: Pool | None = None) -> Drafter:
     """A drafter of cfg with the weights and the trimmed vocabulary of the folder or hub id cfg.warm_start; its pool is
@@ -29,9 +31,10 @@ def warm_start(cfg: DrafterConfig, target: Target, pool: Pool | None = None) -> 
     assert cfg.warm_start is not None
     earlier, found, _ = load_drafter(cfg.warm_start, target)
     require(found.kind == cfg.kind, "drafter.warm_start", cfg.warm_start, f"a {cfg.kind} drafter; it is a {found.kind}")
+    free = FREE | FREE_LM if isinstance(cfg, LmConfig) else FREE
     for name, theirs in vars(found).items():
         own = getattr(cfg, name)
-        require(name in FREE or own == theirs, f"drafter.{name}", own, f"{theirs!r}, as in drafter.warm_start")
+        require(name in free or own == theirs, f"drafter.{name}", own, f"{theirs!r}, as in drafter.warm_start")
     saved = read_config(str(find(cfg.warm_start)), cfg.warm_start) if isinstance(cfg, LmConfig) else None
     drafter = build(cfg, target, earlier.draft_ids, saved, pool)
     load_weights(drafter, earlier.parameters_to_save(), f"drafter.warm_start = {cfg.warm_start}")

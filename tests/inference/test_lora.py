@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from conf.errors import UserError
 from conf.schema import LmConfig, TargetConfig
-from inference.artifact import MODEL_CONFIG, WEIGHTS, load_drafter, save_drafter, warm_start
+from inference.artifact import MODEL_CONFIG, WEIGHTS, load_drafter, save_drafter
 from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import build
@@ -21,6 +21,7 @@ from inference.drafters.lora import changes, plain_state
 from inference.load import load_target
 from inference.target import Target
 from inference.tiny import make_tiny_target
+from inference.warm_start import warm_start
 
 BATCH = make_batch([[5, 9, 11]], [[40, 3, 7, 30]])
 

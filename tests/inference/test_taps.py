@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from conf.schema import DrafterConfig
-from inference.artifact import load_drafter, save_drafter, warm_start
+from inference.artifact import load_drafter, save_drafter
 from inference.batch import Batch, make_batch
 from inference.drafters import Drafter, build
 from inference.drafters.taps import TapLinear, channel_scales
 from inference.parity import with_hidden
 from inference.target import Target
+from inference.warm_start import warm_start
 
 KINDS = {
     "eagle3": make_config("eagle3", dtype="float32"),
