@@ -70,7 +70,7 @@ certify-long: install ## the same over 100 prompts of 256 tokens
 	$(run) eval.certify prompts=100 max_new_tokens=256 $(value ARGS)
 
 test: check ## ruff, mypy and every test, the slow ones too
-	$(run) pytest -q $(value ARGS)
+	$(run) pytest -q -n 2 --dist loadfile $(value ARGS)
 
 check: install ## ruff and mypy
 	@$(python) -m ruff check .

@@ -22,7 +22,7 @@ from inference.embedded import embedded_target
 from inference.tiny import make_tiny_target
 from tiny import tiny_folder
 
-torch.set_num_threads(2)
+torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)  # two workers share the cores
 hf_logging.disable_progress_bar()
 
 REPO = Path(__file__).resolve().parent.parent

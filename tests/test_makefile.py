@@ -153,7 +153,7 @@ def test_failure_is_makes_own_one_line(clone: Path) -> None:
 def test_test_checks_style_and_types_first_and_ends_with_pytest(clone: Path) -> None:
     _executable(clone / ".venv/bin/python", '#!/bin/sh\necho "$@"\n')
     done = _make(clone, "test")
-    assert done.stdout.splitlines() == ["-m ruff check .", "-m mypy", "-m pytest -q"]
+    assert done.stdout.splitlines() == ["-m ruff check .", "-m mypy", "-m pytest -q -n 2 --dist loadfile"]
 
 
 def test_help_is_the_default_and_lists_every_verb_without_set_up(clone: Path) -> None:

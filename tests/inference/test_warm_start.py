@@ -70,8 +70,6 @@ SHAPES: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [  # saved, what
     ("block", {}, {"markov_rank": 4}, "8"),
     ("block", {}, {"mask_token": 5}, "None"),
     ("lm", {}, {"layers": [1]}, "[0]"),
-    ("lm with LoRA", {}, {"lora_rank": 4}, "2"),
-    ("lm", {}, {"lora_rank": 4}, "0"),
     ("early_exit layers", {}, {"adaptation": "frozen"}, "'full'"),
     ("early_exit layers", {}, {"layers": []}, "[-1]"),
     ("jump", {}, {"to_layer": 1}, "0"),
