@@ -11,6 +11,10 @@ export GOMP_SPINCOUNT ?= 0
 export OMP_WAIT_POLICY ?= passive
 export TOKENIZERS_PARALLELISM ?= false
 export PYTHONUNBUFFERED ?= 1
+# Packages are installed without bytecode (.ci/setup): where none may be written, every start would compile them anew,
+# 7 s for torch and transformers. It goes below .venv, so that no source folder gets any.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.venv/pycache
 
 # make would expand both on their way into the environment: a "$(shell ...)" inside would run.
 unexport ARGS PROMPT

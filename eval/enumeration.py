@@ -2,7 +2,7 @@
 its choices.
 
 A rule compares every acceptance number with a threshold that the other numbers don't move, and draws its last token
-by inverse CDF. So its law follows from the thresholds, which bisection finds without knowing the rule.
+by inverse CDF. So its law follows from the thresholds, which a search finds without knowing the rule.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
 Law = dict[tuple[int, ...], float]
 """The probability of every text."""
 
-STEPS = 36
+WAYS, STEPS = 8, 12  # of one search: intervals a step, in one call of the rule, and steps; to 2^-36
 TOP = 1 - 2.0**-53  # the largest number below 1
 
 
@@ -57,14 +57,15 @@ class Changes:
             setattr(*self.before.pop())
 
 
-def bisect(size: int, holds: Callable[[Tensor], Tensor]) -> Tensor:
-    """The numbers [size] in [0, 1] below which `holds` is true, elementwise."""
-    low, high = torch.zeros(size, dtype=torch.float64), torch.ones(size, dtype=torch.float64)
+def search(size: int, holds: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """The numbers [size] in [0, 1] below which `holds` is true, elementwise. holds(places [N], numbers [N])."""
+    low, width = torch.zeros(size, dtype=torch.float64), 1.0
+    places = torch.arange(size).repeat_interleave(WAYS - 1)
     for _ in range(STEPS):
-        middle = (low + high) / 2
-        ok = holds(middle)
-        low, high = torch.where(ok, middle, low), torch.where(ok, high, middle)
-    return (low + high) / 2
+        width /= WAYS
+        tried = low[:, None] + width * torch.arange(1, WAYS)
+        low += width * holds(places, tried.flatten()).view(size, -1).sum(1)
+    return low + width / 2
 
 
 def thresholds(rule: Rule, rows: int, k: int) -> Tensor:
@@ -74,12 +75,13 @@ def thresholds(rule: Rule, rows: int, k: int) -> Tensor:
     fixed = torch.tensor([[*o[:i], 0.0, *o[i:]] for _, i, o in places], dtype=torch.float64)
     zero = torch.zeros(len(places), dtype=torch.float64)
 
-    def accepted(u: Tensor) -> Tensor:
-        return rule(row, fixed.scatter(1, which[:, None], u[:, None]), zero).accepted
+    def accepted(at: Tensor, u: Tensor) -> Tensor:
+        return rule(row[at], fixed[at].scatter(1, which[at, None], u[:, None]), zero[at]).accepted
 
-    best = accepted(zero)
-    at = bisect(len(places), lambda u: accepted(u) == best)
-    at = torch.where(accepted(zero + TOP) == best, 2.0, at).view(rows, k, -1)  # 2: it made no difference there
+    every = torch.arange(len(places))
+    best = accepted(every, zero)
+    at = search(len(places), lambda at, u: accepted(at, u) == best[at])
+    at = torch.where(accepted(every, zero + TOP) == best, 2.0, at).view(rows, k, -1)  # 2: it made no difference there
     return at.amin(2).clamp(max=1.0)
 
 
@@ -94,7 +96,11 @@ def law_of_round(rule: Rule, rows: int, k: int, size: int) -> Tensor:
     kept = rule(row, numbers, torch.zeros(len(row), dtype=torch.float64)).accepted
     many = torch.arange(len(row)).repeat_interleave(size)
     value = torch.arange(size).repeat(len(row))
-    cdf = bisect(len(many), lambda u: rule(row[many], numbers[many], u.clamp(max=TOP)).next <= value).view(-1, size)
+
+    def ends_by(at: Tensor, u: Tensor) -> Tensor:
+        return rule(row[many[at]], numbers[many[at]], u).next <= value[at]
+
+    cdf = search(len(many), ends_by).view(-1, size)
     step = torch.diff(cdf, dim=1, prepend=torch.zeros(len(row), 1, dtype=torch.float64))
     law = torch.zeros(rows, k + 1, size, dtype=torch.float64)
     return law.index_put_((row, kept), chance[:, None] * step, accumulate=True)

@@ -18,7 +18,7 @@ from inference.drafters import Drafter, build
 from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
-from inference.tuning import Text, Tuned, record_of, tune
+from inference.tuning import Matches, Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
@@ -78,8 +78,12 @@ def contest(
         for prompt in choosing
     ]
     results = Decoder(target, None, batch=max(len(requests), 1)).generate(requests)
-    texts = [Text(r.request.meta, record_of(r)) for r in results]
-    ngrams = {NGRAM: tune(texts, range(1, max(k, NGRAM_LONGEST) + 1)), NGRAM_SAME_LENGTH: tune(texts, [k])}
+    longest = max(k, NGRAM_LONGEST)
+    texts = [
+        Text(result.request.meta, record, matches=Matches(record, None, longest))
+        for result, record in zip(results, map(record_of, results), strict=True)
+    ]
+    ngrams = {NGRAM: tune(texts, range(1, longest + 1)), NGRAM_SAME_LENGTH: tune(texts, [k])}
     return Contest(target, drafter, untrained, k, ngrams, rule)
 
 

@@ -139,6 +139,7 @@ def test_threads_wait_passively_unless_the_user_says_otherwise(clone: Path) -> N
         "0", "passive", "false"
     )  # fmt: skip
     assert env["PYTHONUNBUFFERED"] == "1"
+    assert env["PYTHONPYCACHEPREFIX"] == str(clone / ".venv/pycache")
     _make(clone, "train", GOMP_SPINCOUNT="7", OMP_WAIT_POLICY="active")
     env = _called(clone)[1]
     assert (env["GOMP_SPINCOUNT"], env["OMP_WAIT_POLICY"]) == ("7", "active")

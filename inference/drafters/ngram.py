@@ -18,12 +18,13 @@ class NgramIndex:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens. An n-gram is indexed once a token follows it."""
-        for token in tokens:
-            end = len(self.tokens)
-            for n in self.sizes:
-                if n <= end:
-                    self._ends[tuple(self.tokens[end - n :])] = end
-            self.tokens.append(token)
+        before = len(self.tokens)
+        self.tokens += tokens
+        for n in self.sizes:
+            ends = range(max(before, n), len(self.tokens))
+            starts = range(ends.start - n, ends.start)
+            grams = zip(*(self.tokens[start : start + len(ends)] for start in starts), strict=True)
+            self._ends.update(zip(grams, ends, strict=True))
 
     def match(self, longest: int, k: int) -> Match:
         """The longest suffix of at most `longest` tokens that occurred before, and the k tokens after its latest place.
