@@ -87,7 +87,7 @@ def test_a_bug_shows_its_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 def test_of_the_same_mistake_in_all_ranks_the_first_is_told() -> None:
-    with pytest.raises(UserError, match="^rank 0: no disk$"):
+    with pytest.raises(UserError, match=r"^rank 0: no disk$"):
         tell([End(2, "rank 0: no disk", ""), End(2, "rank 1: no disk", "")], {0: 2, 1: 2}, stopped=False)
 
 
