@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 
+from conf.schema import LookupKind
 from inference.acceptance import Round, forecast_length
 
 from .costs import CONTEXTS, CostGrid
@@ -103,7 +104,7 @@ def simulated_batch(
 
 def origin(rounds: Sequence[Round]) -> str:
     """Where the drafts of rows that make these rounds together come from."""
-    found = [r.source in (LOOKUP, "ngram") or r.proposed == 0 for r in rounds]
+    found = [r.source in (LOOKUP, *LookupKind) or r.proposed == 0 for r in rounds]
     return LOOKUP if all(found) else MIXED if any(r.source == LOOKUP for r in rounds) else DRAFTER
 
 

@@ -8,7 +8,7 @@ import torch
 
 from conf.errors import require
 from conf.models import HeadsConfig
-from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, NgramConfig, PlanConfig
+from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, LookupConfig, NgramConfig, PlanConfig
 from inference.artifact import KINDS
 from inference.drafters import Drafter, Lookup, build
 from inference.target import Target
@@ -24,7 +24,7 @@ def planned(cfg: PlanConfig) -> list[Kind]:
     """plan.kinds, by default all: each alone, and each that is trained behind a lookup too. Raises ConfigError."""
     lookup = Lookup(cfg.drafter.min_match, cfg.drafter.max_match)
     known = {NO_CHAIN: Kind(NO_CHAIN, None, lookup)}
-    for chain in (kind for kind in KINDS if kind != NO_CHAIN):
+    for chain in (name for name, kind in KINDS.items() if not issubclass(kind, LookupConfig)):
         for ahead in (None, lookup):
             name = name_of(chain, ahead is not None)
             known[name] = Kind(name, chain, ahead)

@@ -44,10 +44,17 @@ class Lookup:
         """A text to look into, empty."""
         return NgramIndex(self.min_match, self.max_match) if self.kind is LookupKind.ngram else SuffixAutomaton()
 
+    def least_of_pool(self, own: Match) -> int | None:
+        """The shortest match of the pool that goes before what the request itself has; None: none does."""
+        if self.pool_match is None:
+            return None
+        return max(self.pool_match, own.length + 1) if own.length >= self.min_match else self.pool_match
+
     def draft(self, own: Match, pooled: Match) -> list[int]:
         """Of the longer match of those that are long enough; the request's own among equals."""
         best = own if own.length >= self.min_match else NONE
-        if self.pool_match is not None and pooled.length >= max(self.pool_match, best.length + 1):
+        least = self.least_of_pool(own)
+        if least is not None and pooled.length >= least:
             best = pooled
         return best.tokens if self.per_match is None else best.tokens[: int(self.per_match * best.length)]
 
@@ -70,8 +77,9 @@ class Index:
     def lookup(self, k: int) -> list[int]:
         """Up to k draft tokens; [] without a match."""
         own, pooled = self.text.match(self.rule.max_match, k), NONE
-        if self.pool is not None and self.rule.pool_match is not None:
-            pooled = self.pool.match(self.tokens[-self.rule.max_match :], k, self.rule.pool_match)
+        least = self.rule.least_of_pool(own)
+        if self.pool is not None and least is not None:
+            pooled = self.pool.match(self.tokens[-self.rule.max_match :], k, least)
         return self.rule.draft(own, pooled)
 
 

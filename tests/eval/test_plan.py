@@ -65,6 +65,7 @@ def test_every_kind_is_planned_or_named_as_left_out(made: tuple[dict[str, Any], 
     found, _ = made
     names = [kind.name for kind in planned(plan_config(tmp_path))]
     assert {"ngram", "hydra", "lookup+hydra", "lm", "early_exit", "jump", "block", "medusa"} <= found["kinds"].keys()
+    assert not {"suffix", "lookup+suffix"} & set(names)  # nothing to train
     left = " ".join(found["left_out"])
     assert all(name in found["kinds"] or name.removeprefix("lookup+") in left for name in names)
     assert "eagle3 (drafter.taps = []: [2, N//2, N-3] needs at least 7 layers" in left  # the target has two
