@@ -39,3 +39,8 @@ class LmConfig(DrafterConfig):
         plain = self.lora_rank == 0 or self.folder is None
         merged = "0 beside drafter.folder; drafter.warm_start adapts an earlier drafter"
         require(plain, "drafter.lora_rank", self.lora_rank, merged)
+
+    @property
+    def searches(self) -> bool:
+        """Whether its layers are still to be searched for."""
+        return self.model is None and not self.layers and self.init == Init.search

@@ -123,7 +123,7 @@ class RunConfig:
         require(bool(self.name) and "/" not in self.name, "name", self.name, "a word without '/'")
         require(0 <= self.seed < 2**32, "seed", self.seed, f"0 to {2**32 - 1}")
         writes = isinstance(self.drafter, LmConfig) or self.objective.on_policy == 0
-        only = f"0: only a separate LM (drafter=lm) writes by itself, a {self.drafter.kind} drafter can't"
+        only = f"0: only a separate LM (drafter=lm) writes by itself, drafter={self.drafter.kind} can't"
         require(writes, "objective.on_policy", self.objective.on_policy, only)
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0

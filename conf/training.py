@@ -60,6 +60,8 @@ class ObjectiveConfig:
         require(self.on_policy_tokens >= 1, "objective.on_policy_tokens", self.on_policy_tokens, ">= 1")
         others = self.on_policy == 0 or not self.ce_hard
         require(others, "objective.ce_hard", self.ce_hard, "false beside objective.on_policy")
+        given = self.on_policy == 0 or self.kind != ObjectiveKind.e2e_exact
+        require(given, "objective.kind", self.kind.value, "e2e or another beside objective.on_policy")
         twice = self.over_chains and self.position_weights == PositionWeights.dpace
         own = f"uniform, decay or exp: {self.kind.value} itself weighs a position by those before it"
         require(not twice, "objective.position_weights", "dpace", own)
@@ -134,7 +136,7 @@ class OnlineConfig:
 
     idle_timeout: float = 600.0  # seconds without anything new in the store, after which training ends
     max_seconds: float | None = None  # of the whole run, waiting and cooldown included; see optim.max_steps too
-    first_tokens: int = 20000  # response tokens that a trimmed vocabulary, or an exit, is chosen on: waited for
+    first_tokens: int = 20000  # response tokens that a vocabulary, an exit or layers are chosen on: waited for
     replay: float = 2.0  # older rows trained on beside each new one
     replay_tokens: int = 200000  # response tokens of the newest older rows that they are drawn from: bounds the memory
     warmup_steps: int = 50

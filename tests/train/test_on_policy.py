@@ -13,7 +13,16 @@ from drafting import shake
 from scipy.stats import chisquare
 
 from conf.errors import ConfigError
-from conf.schema import HydraConfig, LmConfig, MedusaConfig, NgramConfig, ObjectiveConfig, OptimConfig, RunConfig
+from conf.schema import (
+    HydraConfig,
+    LmConfig,
+    MedusaConfig,
+    NgramConfig,
+    ObjectiveConfig,
+    ObjectiveKind,
+    OptimConfig,
+    RunConfig,
+)
 from inference.batch import Batch, make_batch
 from inference.drafters import Drafter, build
 from inference.drafters.lm import LmDrafter
@@ -192,10 +201,12 @@ def test_only_what_can_write_is_asked_to(config: Any) -> None:
     cfg = config(drafter=LmConfig(), objective=ObjectiveConfig(on_policy=1.0))
     assert replace(cfg, drafter=LmConfig(model="m", lookup=True)).objective.on_policy == 1.0
     for drafter in (HydraConfig(), MedusaConfig(), NgramConfig()):
-        line = rf"objective.on_policy = 0.5 is not allowed; allowed: 0: only a separate LM .* a {drafter.kind} dr"
+        line = rf"objective.on_policy = 0.5 is not allowed; allowed: 0: only a separate .* drafter={drafter.kind} can"
         with pytest.raises(ConfigError, match=line):
             RunConfig(drafter=drafter, objective=ObjectiveConfig(on_policy=0.5))
     with pytest.raises(ConfigError, match=r"objective.ce_hard = True is not allowed; allowed: false beside obj"):
         ObjectiveConfig(on_policy=0.5, ce_hard=True)
+    with pytest.raises(ConfigError, match=r"objective.kind = 'e2e_exact' is not allowed; allowed: e2e or"):
+        ObjectiveConfig(on_policy=0.5, kind=ObjectiveKind.e2e_exact)
     with pytest.raises(ConfigError, match=r"objective.on_policy = 1.5 is not allowed; allowed: 0 \(never\) to 1"):
         ObjectiveConfig(on_policy=1.5)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import train.online as online
 from conf.compose import load
 from conf.errors import ConfigError, UserError
-from conf.schema import RunConfig, TargetConfig
+from conf.schema import LmConfig, RunConfig, TargetConfig
 from data.identity import store_identity
 from data.rows import Row
 from data.store import Store
@@ -27,6 +27,7 @@ from inference.decode import Decoder, Request
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
+from train.cut import Search
 from train.follow import Patience
 
 VOCAB = 96
@@ -75,6 +76,23 @@ def append(folder: Path, target: Target, shards: Any, complete: bool = False) ->
         for shard in shards:
             store.append(*shard)
         store.update(complete="all" if complete else None, settings={})
+
+
+def test_layers_are_searched_for_in_the_first_rows_once(
+    tmp_path: Path, tiny_text_folder: Path, target: Target, shards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = config(
+        tmp_path / "run", tiny_text_folder, "drafter=lm", "drafter.init=search", "drafter.num_layers=1",
+        "objective.on_policy=0.5", "objective.on_policy_tokens=4",
+    )  # fmt: skip
+    append(tmp_path / "run" / "store", target, shards[:2], complete=True)
+    online.run(cfg)
+    _, first, _ = load_drafter(tmp_path / "run" / "drafter", target)
+    assert isinstance(first, LmConfig) and first.layers in ([0], [1])
+    append(tmp_path / "run" / "store", target, shards[2:], complete=True)
+    monkeypatch.setattr(Search, "measure", lambda *_: pytest.fail("searched again"))
+    online.run(cfg)
+    assert load_drafter(tmp_path / "run" / "drafter", target)[1] == first
 
 
 def test_a_run_may_begin_before_its_store_and_goes_on_when_it_has_grown(

@@ -48,6 +48,13 @@ REFUSED = {
         "drafter.adaptation = 'lora' is not allowed; allowed: frozen or full: without drafter.layers there is nothing "
         "for a LoRA to adapt"
     ),
+    "drafter=eagle3 objective.on_policy=0.5": (
+        "objective.on_policy = 0.5 is not allowed; allowed: 0: only a separate LM (drafter=lm) writes by itself, "
+        "drafter=eagle3 can't"
+    ),
+    "drafter=lm drafter.init=search drafter.num_layers=3": (
+        "drafter.num_layers = 3 is not allowed; allowed: 1 to 2, the layers of {t}"
+    ),
     "drafter=hydra drafter.draft_vocab_size=513": (
         "drafter.draft_vocab_size = 513 is not allowed; allowed: 0 (full) to 512, the vocabulary of {t}"
     ),
