@@ -189,11 +189,13 @@ def test_collecting_and_training_at_once_each_killed(tmp_path: Path, tiny_text_f
 
     running: list[subprocess.Popen[str]] = []
     try:
-        running = [process("data", repo, *collecting), process("train", repo, *training)]
-        until(lambda: steps() >= 9, running[1])
-        kill(running[1])
+        running = [process("data", repo, *collecting)]
+        until(lambda: shards() >= 1, *running)
         kill(running[0])
         running = [process("train", repo, *training), process("data", repo, *collecting)]
+        until(lambda: steps() >= 9, running[0])
+        kill(running[0])
+        running[0] = process("train", repo, *training)
         said = [p.communicate()[0] for p in running]
     finally:
         for p in running:
