@@ -9,7 +9,7 @@ from accelerate import Accelerator
 from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, write_json
-from conf.schema import EarlyExitConfig, RunConfig
+from conf.schema import EarlyExitConfig, Init, LmConfig, RunConfig
 from data.manifest import NAME
 from data.store import Store
 from data.stream import StreamLoader, shards_digest
@@ -21,7 +21,17 @@ from .checkpoint import flatten
 from .follow import OnlineTrainer, Patience
 from .loop import make_accelerator
 from .rng import seed_everything
-from .run import finish, is_done, make_drafter, measured, open_store, store_folder, training_identity, with_exit
+from .run import (
+    finish,
+    is_done,
+    make_drafter,
+    measured,
+    open_store,
+    store_folder,
+    training_identity,
+    with_exit,
+    with_layers,
+)
 from .validate import Validator
 from .vocab import coverage_line
 
@@ -49,7 +59,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     """Learn from the store as it grows, and write the best checkpoint as `drafter/`."""
     store = wait_for_store(cfg, path, target)
     first = first_shards(cfg, path, store)
-    cfg = with_exit(cfg, path, target, first)
+    cfg = with_layers(with_exit(cfg, path, target, first), path, target, first)
     identity = online_identity(cfg, target, first)
     if store.complete is not None and is_done(path, {**identity, "learned": shards_digest(store.shards)}):
         print(f"{path / 'drafter'} is trained on all {len(store.shards)} shards of {store.path} already", flush=True)
@@ -98,11 +108,13 @@ def wait_for_store(cfg: RunConfig, path: Path, target: Target) -> Store:
 
 
 def first_tokens(cfg: RunConfig) -> int:
-    """Response tokens that something is chosen on before training: a vocabulary or an exit."""
+    """Response tokens that something is made of before training: a vocabulary, an exit, an LM's layers, a pool."""
     drafter = cfg.drafter
     given = drafter.warm_start is not None or drafter.folder is not None
     exits = isinstance(drafter, EarlyExitConfig) and drafter.exit_layer == AUTO
-    return cfg.online.first_tokens if not given and (needs_vocab(drafter) or exits) else 1
+    searches = isinstance(drafter, LmConfig) and drafter.init is Init.search
+    chosen = not given and (needs_vocab(drafter) or exits or searches)
+    return cfg.online.first_tokens if chosen or drafter.wants_pool else 1
 
 
 def first_shards(cfg: RunConfig, path: Path, store: Store) -> Store:
