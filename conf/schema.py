@@ -141,6 +141,11 @@ class RunConfig:
         require(self.drafter.trains, "mode", self.mode.value, f"store: nothing of this {kind} drafter is trained")
         require(steps is None or steps >= 2, "optim.max_steps", steps, "2 or more with mode=online: one to cool down")
         require(processes == 1, "launcher.num_processes", processes, "1 with mode=online")
+        clock = "null with mode=online: online.max_seconds limits its time"
+        require(self.optim.max_time is None, "optim.max_time", self.optim.max_time, clock)
+        every = "with mode=online: all that comes is learned from"
+        require(self.data.use_tokens is None, "data.use_tokens", self.data.use_tokens, f"null {every}")
+        require(not self.data.categories, "data.categories", self.data.categories, f"[] {every}")
 
 
 @dataclass

@@ -136,7 +136,7 @@ class OnlineConfig:
 
     idle_timeout: float = 600.0  # seconds without anything new in the store, after which training ends
     max_seconds: float | None = None  # of the whole run, waiting and cooldown included; see optim.max_steps too
-    first_tokens: int = 20000  # response tokens that a vocabulary, an exit or layers are chosen on: waited for
+    first_tokens: int = 20000  # waited for: a trimmed vocabulary, an exit, an LM's layers, a pool are made of these
     replay: float = 2.0  # older rows trained on beside each new one
     replay_tokens: int = 200000  # response tokens of the newest older rows that they are drawn from: bounds the memory
     warmup_steps: int = 50

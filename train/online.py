@@ -108,12 +108,13 @@ def wait_for_store(cfg: RunConfig, path: Path, target: Target) -> Store:
 
 
 def first_tokens(cfg: RunConfig) -> int:
-    """Response tokens that something is chosen on before training: a vocabulary, an exit or layers."""
+    """Response tokens that something is made of before training: a vocabulary, an exit, an LM's layers, a pool."""
     drafter = cfg.drafter
     given = drafter.warm_start is not None or drafter.folder is not None
     exits = isinstance(drafter, EarlyExitConfig) and drafter.exit_layer == AUTO
     layers = isinstance(drafter, LmConfig) and drafter.searches
-    return cfg.online.first_tokens if not given and (needs_vocab(drafter) or exits or layers) else 1
+    chosen = not given and (needs_vocab(drafter) or exits or layers)
+    return cfg.online.first_tokens if chosen or drafter.wants_pool else 1
 
 
 def first_shards(cfg: RunConfig, path: Path, store: Store) -> Store:

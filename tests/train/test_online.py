@@ -64,7 +64,8 @@ def shards(target: Target) -> list[tuple[list[Row], list[Any]]]:
 
 
 def config(folder: Path, target: Path, *more: str) -> RunConfig:
-    cfg: RunConfig = load("train", ["mode=online", *SMALL, f"target={target}", f"run_dir={folder}", *more])
+    small = [s for s in SMALL if not (s == "drafter=hydra" and any(m.startswith("drafter=") for m in more))]
+    cfg: RunConfig = load("train", ["mode=online", *small, f"target={target}", f"run_dir={folder}", *more])
     return cfg
 
 
@@ -141,6 +142,28 @@ def test_a_run_may_begin_before_its_store_and_goes_on_when_it_has_grown(
         online.run(config(tmp_path / "whole", tiny_text_folder, f"data.store={folder}", "online.replay=2"))
 
 
+@pytest.mark.parametrize(
+    "drafter, file",
+    [
+        (["drafter=lm", "drafter.init=search", "drafter.num_layers=1", "drafter.draft_vocab_size=0"], "layers.json"),
+        (["drafter=early_exit", "drafter.draft_vocab_size=0"], "exit.json"),
+    ],
+)
+def test_what_is_chosen_is_chosen_on_the_first_shards_and_stays(
+    drafter: list[str], file: str, tmp_path: Path, tiny_text_folder: Path, target: Target, shards: Any
+) -> None:
+    folder = tmp_path / "run" / "store"
+    append(folder, target, shards[:3], complete=True)
+    cfg = config(tmp_path / "run", tiny_text_folder, *drafter, "optim.max_steps=2")
+    online.run(cfg)
+    chosen = (tmp_path / "run" / file).read_bytes()
+    assert json.loads((tmp_path / "run" / "first.json").read_text())["shards"] == 2
+    append(folder, target, shards[3:], complete=True)
+    online.run(config(tmp_path / "run", tiny_text_folder, *drafter, "optim.max_steps=4"))
+    assert (tmp_path / "run" / file).read_bytes() == chosen
+    assert load_drafter(tmp_path / "run" / "drafter", target)[2]["training"]["steps"] == 4
+
+
 def test_nothing_comes(tmp_path: Path, tiny_text_folder: Path) -> None:
     cfg = config(tmp_path, tiny_text_folder, "online.idle_timeout=1e-9")
     line = r"no rows came to .*store in 0 s \(online.idle_timeout\): fill it with `make collect` and the same run_dir"
@@ -154,6 +177,9 @@ def test_nothing_comes(tmp_path: Path, tiny_text_folder: Path) -> None:
         (["drafter=ngram"], "mode = 'online' is not allowed; allowed: store: nothing of this ngram drafter is trained"),
         (["launcher.num_processes=2"], "launcher.num_processes = 2 is not allowed; allowed: 1 with mode=online"),
         (["optim.max_steps=1"], "optim.max_steps = 1 is not allowed; allowed: 2 or more with mode=online: one to cool"),
+        (["optim.max_time=3min"], "optim.max_time = '3min' is not allowed; allowed: null with mode=online: online.max"),
+        (["data.use_tokens=9"], "data.use_tokens = 9 is not allowed; allowed: null with mode=online: all that comes"),
+        (["data.categories=[qa]"], "data.categories = ['qa'] is not allowed; allowed: [] with mode=online: all that c"),
         (["online.cooldown=0"], "online.cooldown = 0.0 is not allowed; allowed: above 0, up to 1"),
         (["online.idle_timeout=0"], "online.idle_timeout = 0.0 is not allowed; allowed: > 0"),
         (["online.replay=-1"], "online.replay = -1.0 is not allowed; allowed: >= 0"),
@@ -207,11 +233,13 @@ def test_collecting_and_training_at_once_each_killed(tmp_path: Path, tiny_text_f
 
     running: list[subprocess.Popen[str]] = []
     try:
-        running = [process("data", repo, *collecting), process("train", repo, *training)]
-        until(lambda: steps() >= 9, running[1])
-        kill(running[1])
+        running = [process("data", repo, *collecting)]
+        until(lambda: shards() >= 1, *running)
         kill(running[0])
         running = [process("train", repo, *training), process("data", repo, *collecting)]
+        until(lambda: steps() >= 9, running[0])
+        kill(running[0])
+        running[0] = process("train", repo, *training)
         said = [p.communicate()[0] for p in running]
     finally:
         for p in running:
