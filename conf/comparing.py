@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from .errors import require
 from .training import ObjectiveKind, parse_seconds
 
-KINDS = ("ngram", "medusa", "hydra", "eagle3", "block", "early_exit", "jump", "lm", "hybrid")
+KINDS = ("ngram", "suffix", "medusa", "hydra", "eagle3", "block", "early_exit", "jump", "lm", "hybrid")
 
 
 @dataclass
