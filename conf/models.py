@@ -36,6 +36,7 @@ class DrafterConfig(LookupSettings):
 
     kind: str = MISSING
     num_spec_tokens: int = 3
+    tune_length: bool = False  # choose num_spec_tokens when training ends: for speed, on the choosing prompts
     folder: str | None = None  # evaluate or continue an existing drafter folder
     warm_start: str | None = None  # train from the weights and the vocabulary of an earlier drafter's folder
     dtype: str = "float32"

@@ -22,7 +22,7 @@ from .jobs import Job, JobProgress, Outcome, Plan, run_jobs
 from .report import finite
 
 NAME = "bench_drafters.json"
-FEW_VALIDATIONS = "checkpoint.validations=2"  # each takes seconds that are not training's
+FEW_VALIDATIONS = "checkpoint.validations=2"  # they take time that is not training's
 
 
 def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
@@ -30,7 +30,7 @@ def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
     last. Raises UserError when no drafter could be measured."""
     if any(override.startswith("drafter=") for override in overrides):
         raise ConfigError("drafter is not an option here: name kinds, as in compare.kinds=[hydra,eagle3]")
-    plan = Plan.of(cfg, overrides, "drafters", "compare", FEW_VALIDATIONS)
+    plan = Plan.of(cfg, overrides, "drafters", "compare", FEW_VALIDATIONS, "drafter.tune_length=true")
     jobs = drafter_jobs(cfg, plan)
     record(cfg, plan.folder)
     plan.collect()
@@ -104,7 +104,8 @@ def protocol(cfg: CompareConfig, rows: Sequence[Row]) -> str:
         f"acceptance are replayed on {texts} texts that the target wrote once (up to {cfg.bench.replayed_prompts} "
         f"prompts a set at each temperature, {cfg.bench.max_new_tokens} new tokens); speed-ups are live, batch 1, "
         f"temperature 0, {cfg.bench.prompts} prompts a set, plain and speculative runs in turn. Lengths and speed-ups "
-        "are plain means over categories, 95% intervals bootstraps over prompts and seeds together."
+        "are plain means over categories, 95% intervals bootstraps over prompts and seeds together. Draft lengths were "
+        "chosen for speed on the choosing prompts when training ended."
     )
 
 

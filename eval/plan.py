@@ -16,9 +16,8 @@ import torch
 from conf.cli import argv_overrides, main
 from conf.errors import UserError
 from conf.paths import machine, record, run_dir, versions, write_json
-from conf.planning import parse_seconds
 from conf.prompts import parse_bytes
-from conf.schema import PlanConfig
+from conf.schema import PlanConfig, parse_seconds
 from data.manifest import NAME
 from inference.drafters import Lookup
 from inference.load import load_target, precheck

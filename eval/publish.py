@@ -3,6 +3,7 @@ only with push=true and a token."""
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import ModelCard, get_token
@@ -17,9 +18,10 @@ from data.manifest import NAME
 from data.stage import store_folder
 from data.store import Store
 from inference import layouts
-from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, load_drafter, replace_folder
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter, replace_folder
 from inference.drafters import Drafter
 from inference.load import load_target
+from inference.replay import longest_draft
 from inference.target import Target
 
 from .card import Report, model_card
@@ -62,7 +64,9 @@ def build_hub(cfg: PublishConfig, folder: Path, target: Target) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir()
     try:
-        trained, _, _ = load_drafter(place, target)
+        trained, saved, _ = load_drafter(place, target)
+        k = draft_length(cfg.drafter, saved)
+        cfg = replace(cfg, drafter=replace(saved, num_spec_tokens=min(k, longest_draft(trained, k))))
         layout = write_drafter(cfg, trained, place, target, temporary)
         result = preflight(temporary, target, choosing_ids(cfg, target), trained)
         _write_rest(cfg, folder, report, licence, layout, result, temporary)

@@ -28,8 +28,8 @@ MEMORY = 2 * 10**9
 def forecast_section(
     target: Target, drafter: Drafter, records: Sequence[PromptRecord], k: int, budget: Budget | None = None
 ) -> dict[str, Any]:
-    """report.json's `forecast`: cells, the median of their absolute errors and its 90th percentile. An error is
-    predicted / measured - 1; cells that can't be divided have none."""
+    """report.json's `forecast`: cells, the costs behind them, the median of the cells' absolute errors and its 90th
+    percentile. An error is predicted / measured - 1; cells that can't be divided have none."""
     budget = budget or Budget(SECONDS)
     longest = max((len(r.prompt) + len(r.tokens) for r in records), default=CONTEXTS[0])
     contexts = sorted({CONTEXTS[0], min(max(longest, CONTEXTS[0] + 1), CONTEXTS[1], (target.context or longest) - 64)})
@@ -46,6 +46,7 @@ def forecast_section(
     errors = [abs(cell["error"]) for cell in cells if cell["error"] is not None]
     return {
         "cells": cells,
+        "costs": {temperature_name(t): cost_figures(machine, draft, k) for t, (machine, draft) in costs.items()},
         "median_error": median(errors) if errors else None,
         "p90_error": float(np.quantile(errors, 0.9)) if errors else None,
         "method": "rounds replayed on the plain texts; costs of the parts measured apart, not the loop's total",
@@ -61,6 +62,18 @@ def measured_costs(
     scenes = [Scene.of(target, 1, context, chain.taps) for context in contexts]
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
     return Machine(verify, loop_cost(target, verify, [1], budget, sampling)), draft
+
+
+def cost_figures(machine: Machine, draft: DraftCost, k: int) -> dict[str, float]:
+    """At batch 1 and the shortest context, over the target's forward of one token (`forward_ms`): drafting a token of
+    k (c), v(k + 1), what of it is left for a drafter that has run layers already, and the loop's own time of a plain
+    step and of a round (o)."""
+    one = machine.verify.seconds(1)
+    return {
+        "forward_ms": 1e3 * one, "draft_cost": draft.seconds(k) / k / one,
+        "verify": machine.verify.seconds(k + 1) / one, "verify_share": draft.share(k + 1),
+        "plain_overhead": machine.loop.plain(1) / one, "overhead": machine.loop.drawn(1) / one,
+    }  # fmt: skip
 
 
 def _runs(records: Sequence[PromptRecord]) -> Iterator[tuple[str, float, Groups]]:

@@ -14,7 +14,7 @@ from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from data.revisions import bench_sources, revision_of
-from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter
+from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import longest_draft, lookup_of
@@ -97,7 +97,8 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
     return digest_of(
         {
             "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens, "sets": [revision_of(name) for name in bench_sources(cfg)],
+            "num_spec_tokens": None if cfg.drafter.tune_length else cfg.drafter.num_spec_tokens,
+            "sets": [revision_of(name) for name in bench_sources(cfg)],
             "against": other and (_contents(other) or other),
             "drafter": _contents(where) or [where, cfg.drafter],
         }
@@ -148,10 +149,10 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
     """The drafter to evaluate; prompt lookup needs no folder. The draft length is capped by the heads there
     are."""
     where = drafter_place(cfg)
-    wanted = cfg.drafter.num_spec_tokens
     if isinstance(cfg.drafter, NgramConfig) and not Path(where).is_dir():
-        return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, wanted)
+        return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
     drafter, config, about = load_drafter(where, target)
+    wanted = draft_length(cfg.drafter, config)
     return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
 
 

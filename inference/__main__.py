@@ -8,7 +8,7 @@ from conf.paths import run_dir, write_json
 from conf.schema import GenerateConfig, NgramConfig
 
 from .acceptance import Counts, Round
-from .artifact import load_drafter
+from .artifact import draft_length, load_drafter
 from .decode import Decoder, Request
 from .drafters import Drafter, build
 from .load import load_target
@@ -61,8 +61,8 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
         if isinstance(cfg.drafter, NgramConfig):
             return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
-    drafter, _, _ = load_drafter(cfg.drafter.folder or folder, target)
-    wanted = cfg.drafter.num_spec_tokens
+    drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
+    wanted = draft_length(cfg.drafter, saved)
     return drafter, min(wanted, longest_draft(drafter, wanted))
 
 

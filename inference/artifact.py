@@ -6,13 +6,14 @@ drafter.json holds the drafter's configuration (`drafter`), the target's identit
 
 The adapters of an LM that was trained with LoRA are merged: its folder holds a plain model.
 
-training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`, `seed`,
-`lora_rank` (the run's settings; the last only where there were adapters), `online` (those of a run on a growing store),
-`data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and
-their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses, each epoch's counted),
-`seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and
-what it reached), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence
-head can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
+training: {} (or `lookup`, `length` and `pool` alone) for a drafter that was not trained, else `objective`, `optim`,
+`seed`, `lora_rank` (the run's settings; the last only where there were adapters), `online` (those of a run on a
+growing store), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of
+collection, sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses,
+each epoch's counted), `seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule
+that was found best, and what it reached), `length` (the draft length that was found best, and what each was forecast
+to reach), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence head
+can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
 """
 
 import dataclasses
@@ -253,6 +254,11 @@ def load_weights(drafter: Drafter, tensors: dict[str, torch.Tensor], where: str)
         if name in (D2T, T2D) and not torch.equal(tensors[name].to(tensor.device), tensor):
             raise UserError(f"{where}: {name} does not belong to the vocabulary it is saved with")
     drafter.take_saved(tensors)
+
+
+def draft_length(cfg: DrafterConfig, saved: DrafterConfig) -> int:
+    """Draft tokens of a saved drafter's rounds: as many as cfg says; with drafter.tune_length, as were found best."""
+    return saved.num_spec_tokens if cfg.tune_length else cfg.num_spec_tokens
 
 
 def check_target(identity: dict[str, Any], target: Target, where: str) -> None:

@@ -66,9 +66,9 @@ class Text:
     chances: Tensor | None = None
     matches: Matches | None = None
 
-    def rounds(self, k: int, rule: Lookup) -> list[Round]:
-        """Of `rule`, and of the drafter behind it with k draft tokens."""
-        find = None if self.matches is None else self.matches.find(rule)
+    def rounds(self, k: int, rule: Lookup | None) -> list[Round]:
+        """Of `rule` (None: no lookup), and of the drafter behind it with k draft tokens."""
+        find = None if self.matches is None or rule is None else self.matches.find(rule)
         return replay(self.record, k, lookup=rule, find=find, chances=self.chances)
 
 
@@ -128,8 +128,8 @@ def lengths_like(longest: int | None, k: int) -> list[int | None]:
     return [*sorted({min(k, longest), *(n for n in LENGTHS if k < n < longest), longest})]
 
 
-def forecast(texts: Sequence[Text], k: int, rule: Lookup, costs: Costs) -> Forecast:
-    """Of a rule before a drafter with k draft tokens; 1.0 where no text has a round."""
+def forecast(texts: Sequence[Text], k: int, rule: Lookup | None, costs: Costs) -> Forecast:
+    """Of a rule (None: no lookup) before a drafter with k draft tokens; 1.0 where no text has a round."""
     counts: dict[str, Counts] = defaultdict(Counts)
     spent: dict[str, float] = defaultdict(float)
     for text in texts:

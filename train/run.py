@@ -34,6 +34,7 @@ from .calibrate import calibrated, described
 from .checkpoint import flatten
 from .cut import choose_layers, chosen_layers
 from .exits import choose_exit, chosen_exit
+from .length import with_length
 from .lookup import make_pool, tuned
 from .loop import Run, Trainer, make_accelerator
 from .rng import seed_everything
@@ -65,10 +66,12 @@ def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
         cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
-        tunes = cfg.drafter.tune_lookup and lookup_of(drafter) is not None
+        tunes = (cfg.drafter.tune_lookup and lookup_of(drafter) is not None) or cfg.drafter.tune_length
         answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
         drafter_cfg, lookup = tuned(own, drafter, target, answers)
-        training = {**({"lookup": lookup} if lookup else {}), **pool_figures(drafter_cfg, drafter)}
+        drafter_cfg, length = with_length(drafter_cfg, drafter, target, answers)
+        chosen = {"lookup": lookup, "length": length}
+        training = {k: v for k, v in chosen.items() if v} | pool_figures(drafter_cfg, drafter)
         figures |= {"steps": 0, "best": None, "lookup": lookup, **training}
         save_drafter(path / "drafter", drafter, drafter_cfg, target, training)
 
@@ -152,6 +155,7 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
     target = trainer.distillation.target
     cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
+    cfg, length = with_length(cfg, trainer.drafter, target, answers)
     cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
         "config_digest": digest_of(trainer.outcome()),
@@ -164,6 +168,7 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
         "untrained_tau": untrained,
         "best": best,
         "lookup": lookup,
+        "length": length,
         "confidence": confidence,
     }
     if confidence is not None:

@@ -40,6 +40,9 @@ def test_a_machine_as_it_was_told_leaves_no_error(costs: None, target: Target, h
     assert cell["error"] == pytest.approx(0.0, abs=1e-9) and cell["predicted"] > 1
     assert found["median_error"] == pytest.approx(0.0, abs=1e-9) == found["p90_error"]
     assert cell["by_category"]["a"]["error"] == pytest.approx(0.0, abs=1e-9)
+    assert found["costs"].keys() == {"t0"} and found["costs"]["t0"] == pytest.approx(
+        {"forward_ms": 1e3, "draft_cost": 0.1, "verify": 1.2, "verify_share": 1, "plain_overhead": 0.05, "overhead": 0.1}
+    )
 
 
 def test_errors_are_of_the_prediction_over_the_measurement(costs: None, target: Target, hydra: HydraDrafter) -> None:
