@@ -60,7 +60,7 @@ class Study:
         evidence, chosen, probing = {}, {}, self.budget.part(PROBING)
         reading = self._read(configs)
         for chain, config in configs.items():
-            chosen[chain] = self._with_exit(config, reading)
+            chosen[chain] = self._with_exit(config, reading, probing)
             evidence[chain] = self._evidence(chosen[chain], reading, probing)
         drafters = self._drafters(chosen)
         costs, twice = self._costs(chosen, drafters, self.budget.part(1.0))
@@ -95,14 +95,15 @@ class Study:
                 wanted |= set(probe.taps)
         return Reading.of(self.target, self.texts, sorted(wanted))
 
-    def _with_exit(self, config: DrafterConfig, reading: Reading | None) -> DrafterConfig:
+    def _with_exit(self, config: DrafterConfig, reading: Reading | None, budget: Budget) -> DrafterConfig:
         """drafter.exit_layer = auto -> the exit with the best forecast from its probe and its share of the layers."""
         if not _open(config):
             return config
         forecasts = {}
         for layer in self._exits(config):
-            at, tokens = with_exit(config, layer), self.cfg.data.response_tokens
-            found = None if reading is None else from_probe(at, reading, tokens, LONGEST)
+            found = None
+            if reading is not None and budget.left > 0:
+                found = from_probe(with_exit(config, layer), reading, self.cfg.data.response_tokens, LONGEST)
             cost = exit_cost(layer / self.target.num_layers, self.machine)
             forecasts[layer] = best_length(found.alpha if found else 0.0, self.machine, cost, LONGEST)[1]
         return with_exit(config, max(forecasts, key=lambda layer: forecasts[layer]))
@@ -138,6 +139,8 @@ class Study:
         self, configs: dict[str, DrafterConfig], drafters: dict[str, Drafter], budget: Budget
     ) -> tuple[dict[str, DraftCost], dict[str, DraftCost]]:
         """Of every drafter, and of the same with twice the layers where that means something."""
+        if not drafters:
+            return {}, {}
         taps = sorted({tap for drafter in drafters.values() for tap in drafter.taps})
         scenes = [Scene.of(self.target, b, c, taps) for b, c in SCENES if self._measured(b, c)]
         costs: dict[str, DraftCost] = {}
