@@ -1,8 +1,8 @@
 """What is known of each kind of drafter before it is trained: its chance of acceptance with an interval, where that
 comes from, and the same for every place of the target's own texts, to simulate rounds on.
 
-The best source wins: the learning curve of the store; an evaluation of that kind on this target; a pilot training; a
-separate model, which is there already and simply tried; a linear probe; a prior.
+The best source wins: the learning curve of the store; a pilot training, if one was asked for; an evaluation of that
+kind on this target; a separate model, which is there already and simply tried; a linear probe; a prior.
 """
 
 import math

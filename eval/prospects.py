@@ -118,10 +118,10 @@ class Study:
             learned = from_curve(self.curve, tokens, texts, LONGEST)
             if learned is not None:
                 return learned
-        if (measured := self.history.kinds.get(chain)) is not None:
-            return from_history(measured, tokens, texts, LONGEST)
         if self.pilot is not None and self.pilot.chain == chain:
             return from_pilot(self.pilot.rates, self.pilot.share, texts, LONGEST)
+        if (measured := self.history.kinds.get(chain)) is not None:
+            return from_history(measured, tokens, texts, LONGEST)
         if isinstance(config, LmConfig) and config.model is not None:
             return from_model(config, self.target, texts, LONGEST)
         if reading is not None and budget.left > 0:
