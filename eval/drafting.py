@@ -127,6 +127,9 @@ def draft_cost(
         batch, context = scene.tokens.shape
         times: dict[int, float] = {}
         for k, drafter in drafters.items():
+            if drafter.context is not None and context + max(lengths) >= drafter.context:
+                budget.leave_out(f"drafts of {drafter.kind} at context {context}", f"its own is {drafter.context}")
+                break
             if curves and not budget.allows((LEAST + 2) * batch * next(iter(curves.values()))(k)):
                 budget.leave_out(f"drafts of {drafter.kind} at batch {batch} and context {context}", NO_TIME)
                 break

@@ -1,13 +1,14 @@
 """What is known of each kind of drafter before it is trained: its chance of acceptance with an interval, where that
 comes from, and the same for every place of the target's own texts, to simulate rounds on.
 
-The best source wins: an evaluation of that kind on this target; a pilot training; a separate model, which is there
-already and simply tried; a linear probe; a prior.
+The best source wins: the learning curve of the store; a pilot training, if one was asked for; an evaluation of that
+kind on this target; a separate model, which is there already and simply tried; a linear probe; a prior.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from .probes import Reading, agreements, first_rate, probe_of
 LIFT = 0.35  # of a trained drafter over its probe, in log-odds of α, per decade of response tokens beyond LIFT_FROM
 LIFT_FROM = 5e3
 PER_DOUBLING = 0.1  # in log-odds: what twice or half the tokens make of a measured α, and how sure that is
+MOST = 0.97  # α that a learning curve may be gone on with to
 SURE = 0.12  # half the width in log-odds of an interval for what was measured
 
 
@@ -62,6 +64,25 @@ def from_history(measured: Measured, tokens: int, texts: Sequence[Text], steps: 
     rates = [moved(rate, PER_DOUBLING * doublings) for rate in measured.rates]
     interval = widened(rates[0], SURE + PER_DOUBLING * abs(doublings))
     return from_rates(rates, interval, "an evaluation of this kind on this target", texts, steps)
+
+
+def from_curve(curve: dict[str, Any], tokens: int, texts: Sequence[Text], steps: int) -> Evidence | None:
+    """A learning curve (`make bench-curve`) of the kind on this store, gone on with to `tokens` response tokens: the
+    rates of its last point at temperature 0, grown as its α did; None for one without a point or a fit."""
+    axis = curve.get("tokens") or {}
+    last, law = (axis.get("points") or [{}])[-1], axis.get("alpha")
+    rates = last.get("conditional_acceptance_t0")
+    if not rates or not law:
+        return None
+    times = math.log(tokens / last["x"])
+
+    def grown(rate: float, exponent: float) -> float:
+        return min(rate * math.exp(times * exponent), MOST)
+
+    least, most = sorted(grown(rates[0], exponent) for exponent in law["exponent_ci95"])
+    interval = widened(least, SURE)[0], widened(most, SURE)[1]
+    moved_rates = [grown(rate, law["exponent"]) for rate in rates]
+    return from_rates(moved_rates, interval, "the learning curve of this store", texts, steps)
 
 
 def from_pilot(rates: Sequence[float], share: float, texts: Sequence[Text], steps: int) -> Evidence:

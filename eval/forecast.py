@@ -23,6 +23,7 @@ from .costs import CONTEXTS, CostGrid
 from .drafting import DraftCost, LoopCost
 
 DRAFTER, LOOKUP, MIXED = "drafter", "lookup", "mixed"  # where the drafts of a round come from
+LOOKED_UP = {LOOKUP, *(kind.value for kind in LookupKind)}  # what replays and the loop call the second
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def simulated_batch(
 
 def origin(rounds: Sequence[Round]) -> str:
     """Where the drafts of rows that make these rounds together come from."""
-    found = [r.source in (LOOKUP, *LookupKind) or r.proposed == 0 for r in rounds]
+    found = [r.source in LOOKED_UP or r.proposed == 0 for r in rounds]
     return LOOKUP if all(found) else MIXED if any(r.source == LOOKUP for r in rounds) else DRAFTER
 
 

@@ -7,31 +7,58 @@ from typing import Any
 import torch
 
 from conf.errors import require
+from conf.lm import Init
 from conf.models import HeadsConfig
-from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, LookupConfig, NgramConfig, PlanConfig
+from conf.schema import (
+    BlockConfig,
+    DrafterConfig,
+    EarlyExitConfig,
+    HydraConfig,
+    LmConfig,
+    LookupConfig,
+    LookupKind,
+    PlanConfig,
+)
 from inference.artifact import KINDS
 from inference.drafters import Drafter, Lookup, build
 from inference.target import Target
 
 from .outlook import Kind, name_of
 
-HYBRID = {"hybrid": "lookup+hydra"}  # what the group `drafter` calls it
-NO_CHAIN = NgramConfig.kind
+HYBRID = "hybrid"  # what the group `drafter` calls Hydra heads behind a lookup
+LOOKUPS = tuple(name for name, kind in KINDS.items() if issubclass(kind, LookupConfig))
+MATCHES, PER_MATCH = ((1, 4), (2, 4), (3, 5)), (1.0, 1.5, 2.0)  # rules of lookups alone: n-gram, suffix
 LENGTHS = ("num_heads", "unroll", "block_size")  # how far a kind can draft, under its own name
 
 
 def planned(cfg: PlanConfig) -> list[Kind]:
-    """plan.kinds, by default all: each alone, and each that is trained behind a lookup too. Raises ConfigError."""
-    lookup = Lookup(cfg.drafter.min_match, cfg.drafter.max_match)
-    known = {NO_CHAIN: Kind(NO_CHAIN, None, lookup)}
-    for chain in (name for name, kind in KINDS.items() if not issubclass(kind, LookupConfig)):
-        for ahead in (None, lookup):
-            name = name_of(chain, ahead is not None)
-            known[name] = Kind(name, chain, ahead)
-    names = [HYBRID.get(name, name) for name in cfg.plan.kinds] or list(known)
+    """plan.kinds, by default all: each alone, and each that is trained behind cfg.drafter's kind of lookup too. A pool
+    of earlier outputs is not looked at. Raises ConfigError."""
+    ahead = Lookup.of(HydraConfig() if isinstance(cfg.drafter, LookupConfig) else cfg.drafter)
+    ahead = replace(ahead, pool_match=None)
+    known = {name: Kind(name, None, replace(Lookup.of(KINDS[name]()), pool_match=None)) for name in LOOKUPS}
+    for chain in (kind for kind in KINDS if kind not in LOOKUPS):
+        for lookup in (None, ahead):
+            name = name_of(chain, lookup)
+            known[name] = Kind(name, chain, lookup)
+    names = [name_of("hydra", ahead) if name == HYBRID else name for name in cfg.plan.kinds] or list(known)
     unknown = [name for name in names if name not in known]
-    require(not unknown, "plan.kinds", cfg.plan.kinds, ", ".join([*known, *HYBRID]))
+    require(not unknown, "plan.kinds", cfg.plan.kinds, ", ".join([*known, HYBRID]))
     return [known[name] for name in dict.fromkeys(names)]
+
+
+def variants(kind: Kind) -> list[Kind]:
+    """The kind under several rules of its lookup, as training would choose one; itself without a lookup."""
+    rule = kind.lookup
+    if rule is None:
+        return [kind]
+    if kind.chain is not None:  # with a draft length of its own, or the drafter's
+        rules = list(dict.fromkeys([rule, replace(rule, tokens=None)]))
+    elif rule.kind is LookupKind.ngram:
+        rules = [replace(rule, min_match=low, max_match=high) for low, high in MATCHES]
+    else:
+        rules = [replace(rule, per_match=each) for each in PER_MATCH]
+    return [replace(kind, lookup=rule) for rule in rules]
 
 
 def config_of(cfg: PlanConfig, chain: str, k: int, target: Target) -> DrafterConfig:
@@ -42,6 +69,8 @@ def config_of(cfg: PlanConfig, chain: str, k: int, target: Target) -> DrafterCon
     changes: dict[str, Any] = {name: k for name in LENGTHS if name in {f.name for f in fields(kind)}}
     fitting = size if size < target.vocab_size else 0
     changes |= {"num_spec_tokens": k, "draft_vocab_size": fitting, "lookup": False, "folder": None, "warm_start": None}
+    if isinstance(own, LmConfig) and own.init is Init.search:
+        changes["init"] = Init.even  # which layers it keeps makes no difference to what they cost
     return replace(own, **changes)
 
 
@@ -68,17 +97,18 @@ def larger(cfg: DrafterConfig) -> DrafterConfig | None:
         case HeadsConfig() | BlockConfig():
             return replace(cfg, num_layers=2 * cfg.num_layers)
         case LmConfig(model=None):
-            count = len(cfg.layers) or cfg.num_layers
-            return replace(cfg, layers=[*range(count), *range(-count, 0)])
+            return replace(cfg, layers=[], num_layers=2 * (len(cfg.layers) or cfg.num_layers))
     return None
 
 
 def overrides(kind: Kind, k: int) -> str:
     """What to write behind `make distill ARGS=` to train it with k draft tokens."""
-    words = [f"drafter={kind.chain or NO_CHAIN}", f"drafter.num_spec_tokens={k}"]
+    words = [f"drafter={kind.chain or kind.name}", f"drafter.num_spec_tokens={k}"]
     names = {f.name for f in fields(KINDS[kind.chain])} if kind.chain else set()
     words += [f"drafter.{name}={k}" for name in LENGTHS if name in names]
-    return " ".join([*words, *(["drafter.lookup=true"] if kind.chain and kind.lookup else [])])
+    if kind.chain and kind.lookup:
+        words += ["drafter.lookup=true", f"drafter.lookup_kind={kind.lookup.kind.value}"]
+    return " ".join(words)
 
 
 def chains_of(kinds: Sequence[Kind]) -> list[str]:

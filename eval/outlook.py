@@ -39,21 +39,21 @@ class Outlook:
     machine: Machine
     draft: DraftCost
     evidence: Evidence | None
-    longest: int
+    lengths: Sequence[int]
     spread: float
     seed: int = 0
     _rounds: dict[int, list[list[Round]]] = field(default_factory=dict)
 
     def figures(self) -> dict[str, Any]:
         """The kind's entry of plan.json."""
-        by_length = {k: self.speedup(k) for k in range(1, self.longest + 1)}
+        by_length = {k: self.speedup(k) for k in self.lengths}
         best = max(by_length, key=lambda k: by_length[k])
         counts = Counts()
         for rounds in self.rounds(best):
             counts.add(rounds)
         step = self.machine.step()
         return {
-            "break_even_alpha": break_even(self.machine, self.draft, self.longest),
+            "break_even_alpha": break_even(self.machine, self.draft, max(self.lengths)),
             "best_num_spec_tokens": best,
             "predicted_speedup": by_length[best],
             "ci95": self.interval(best),
@@ -71,7 +71,7 @@ class Outlook:
         """The speed-up by batch (with the draft length that is best there) and by context, and where it ends."""
         grid = self.machine.verify
         by_batch = {
-            b: max(simulated_batch(self.rounds(k), self.machine, self.draft, b) for k in range(1, best + 1))
+            b: max(simulated_batch(self.rounds(k), self.machine, self.draft, b) for k in self.lengths if k <= best)
             for b in grid.batches
         }
         by_context = {c: self.speedup(best, c) for c in grid.contexts}
@@ -107,12 +107,16 @@ class Outlook:
         return middle * math.exp(-below), middle * math.exp(above)
 
     def _replayed(self, k: int, chances: Sequence[Tensor] | None) -> list[list[Round]]:
-        generator, source = torch.Generator().manual_seed(self.seed), self.kind.chain or "ngram"
+        generator, source = torch.Generator().manual_seed(self.seed), self.kind.chain or LOOKUP
         each: Sequence[Tensor | None] = [None] * len(self.texts) if chances is None else chances
-        return [
-            replay(text.record, k, lookup=self.kind.lookup, chances=chance, source=source, generator=generator)
-            for text, chance in zip(self.texts, each, strict=True)
-        ]
+        rounds = []
+        for text, chance in zip(self.texts, each, strict=True):
+            rule, known = self.kind.lookup, text.matches
+            find = None if rule is None or known is None else known.find(rule)
+            rounds.append(
+                replay(text.record, k, lookup=rule, find=find, chances=chance, source=source, generator=generator)
+            )
+        return rounds
 
     def _pairs(self, rounds: Sequence[Sequence[Round]], context: int | None = None) -> dict[str, Pairs]:
         """(plain, speculative) seconds of every text by category; context None: each text's own."""
@@ -125,9 +129,9 @@ class Outlook:
 
 def best_rule(outlooks: Sequence[Outlook]) -> Outlook:
     """Of one kind under several rules of its lookup, the one that is fastest at its best draft length."""
-    return max(outlooks, key=lambda o: max(o.speedup(k) for k in range(1, o.longest + 1)))
+    return max(outlooks, key=lambda o: max(map(o.speedup, o.lengths)))
 
 
-def name_of(chain: str, lookup: bool) -> str:
-    """As `drafter.kind` of reports: hydra, lookup+hydra."""
-    return f"{LOOKUP}+{chain}" if lookup else chain
+def name_of(chain: str, lookup: Lookup | None) -> str:
+    """As `drafter.kind` of reports: hydra, lookup+hydra, suffix+hydra."""
+    return f"{lookup.name}+{chain}" if lookup is not None else chain

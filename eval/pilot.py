@@ -1,7 +1,6 @@
 """A pilot: the planned drafter, collected for and trained for a few minutes, to see how often it is right then.
 
-The stages are processes, as in `make distill`. Training is bounded by steps: a first, very short run says how long one
-takes here.
+The stages are processes, as in `make distill`; training lasts optim.max_time.
 """
 
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from conf.pipeline import run_stage
 from conf.schema import PlanConfig
 from inference.artifact import CONFIG
 
-RATE_STEPS = 8  # of the run that only says how long a step takes
 LEAST_TOKENS = 2000  # response tokens that a pilot collects at least
 
 
@@ -43,10 +41,8 @@ def run_pilot(
         tokens = min(cfg.data.response_tokens, max(LEAST_TOKENS, round(tokens_per_s * seconds)))
         _run("data", [*overrides, f"data.response_tokens={tokens}", _in(path)])
         store = path / "store"
-    common = [*overrides, f"data.store={quoted(str(store.resolve()))}", "checkpoint.validations=1"]
-    _run("train", [*common, f"optim.max_steps={RATE_STEPS}", _in(folder / "pilot-rate")])
-    steps = max(1, round(seconds / _seconds_a_step(read_json(folder / "pilot-rate" / "timing" / "train.json"))))
-    _run("train", [*common, f"optim.max_steps={steps}", _in(path)])
+    learning = [f"data.store={quoted(str(store.resolve()))}", f"optim.max_time={seconds:g}s"]
+    _run("train", [*overrides, *learning, "checkpoint.validations=1", _in(path)])
     return pilot_of(cfg, read_json(path / "drafter" / CONFIG), read_json(path / "timing" / "train.json"))
 
 
@@ -57,10 +53,6 @@ def pilot_of(cfg: PlanConfig, about: dict[str, Any], timing: dict[str, Any]) -> 
         raise UserError(f"a {cfg.drafter.kind} drafter is not trained: set plan.pilot=null, or another drafter")
     planned = cfg.data.response_tokens * cfg.optim.epochs
     return Pilot(cfg.drafter.kind, list(rates), min(1.0, timing["positions"] / planned), timing["seconds"])
-
-
-def _seconds_a_step(timing: dict[str, Any]) -> float:
-    return float(timing["positions"] / timing["positions_per_s"] / timing["steps"])
 
 
 def _in(path: Path) -> str:

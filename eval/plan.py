@@ -8,6 +8,7 @@ what did not fit is named.
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,22 @@ import torch
 
 from conf.cli import argv_overrides, main
 from conf.errors import UserError
-from conf.paths import machine, record, run_dir, versions, write_json
+from conf.paths import machine, read_json, record, run_dir, versions, write_json
 from conf.prompts import parse_bytes
 from conf.schema import PlanConfig, parse_seconds
 from data.manifest import NAME
-from inference.drafters import Lookup
 from inference.load import load_target, precheck
 from inference.sampling import Sampling
 from inference.target import Target
-from inference.tuning import Text
+from inference.tuning import Matches, Text
 
+from .bench_curve import NAME as CURVE
 from .budget import Budget
 from .costs import CONTEXTS, CostGrid, Curve, Stopwatch, verification_cost
 from .drafting import DraftCost, loop_cost
 from .forecast import Machine, break_even
 from .history import History, recall
-from .kinds import chains_of, overrides, planned
+from .kinds import chains_of, overrides, planned, variants
 from .outlook import Kind, Outlook, best_rule
 from .pilot import Pilot, run_pilot
 from .plan_view import draw_plan, recommendation, show
@@ -40,7 +41,7 @@ from .roofline import roofline
 from .texts import hit_curve, store_texts, written_texts
 
 SHARES = {"verify": 0.25, "roof": 0.03, "loop": 0.07, "texts": 0.2}  # of the budget; the rest is the drafters'
-RULES = ((1, 4), (2, 4), (3, 5))  # (shortest, longest) suffixes that a lookup alone is tried with
+LOOKED_UP = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # draft lengths of a lookup alone
 FREE = DraftCost(CostGrid({(1, CONTEXTS[0]): Curve({1: 0.0})}))  # what a lookup costs
 COLLECTED = 64  # rows that a pilot's collection decodes together
 
@@ -80,7 +81,8 @@ def make_plan(
     say("what the target writes")
     texts = texts_of(cfg, target, store, verify, budget.part(SHARES["texts"]))
     say("what drafters would read and cost")
-    study = Study(cfg, target, texts, costs, history, pilot, budget, watch)
+    curve = read_json(store.parent / CURVE) if store is not None else {}
+    study = Study(cfg, target, texts, costs, history, pilot, budget, watch, curve)
     prospects = study.prospects(chains_of(kinds))
     say("rounds on the target's texts")
     entries = {kind.name: outlook(kind, texts, costs, prospects, history, cfg.seed) for kind in kinds}
@@ -100,16 +102,15 @@ def outlook(
     """A kind's entry of plan.json; None for one that was left out."""
     if kind.chain is not None and kind.chain not in prospects:
         return None
-    if kind.chain is None:
-        tried = [Kind(kind.name, None, Lookup(*rule)) for rule in RULES]
-        best = best_rule([Outlook(k, texts, costs, FREE, None, LONGEST, history.spread, seed) for k in tried])
-        entry = {**best.figures(), "lookup": best.kind.lookup}
-        return {**entry, "override": overrides(kind, entry["best_num_spec_tokens"])}
-    known = prospects[kind.chain]
-    entry = Outlook(kind, texts, costs, known.draft, known.evidence, LONGEST, history.spread, seed).figures()
+    known = prospects[kind.chain] if kind.chain is not None else None
+    draft, evidence = (known.draft, known.evidence) if known is not None else (FREE, None)
+    lengths = LOOKED_UP if known is None else range(1, LONGEST + 1)
+    tried = [Outlook(k, texts, costs, draft, evidence, lengths, history.spread, seed) for k in variants(kind)]
+    best = best_rule(tried)
+    entry = best.figures()
     return {
-        **entry, "override": overrides(kind, entry["best_num_spec_tokens"]), "config": known.config,
-        "with_twice_the_layers": twice(known, costs), "lookup": kind.lookup,
+        **entry, "override": overrides(best.kind, entry["best_num_spec_tokens"]), "lookup": best.kind.lookup,
+        **({} if known is None else {"config": known.config, "with_twice_the_layers": twice(known, costs)}),
     }  # fmt: skip
 
 
@@ -141,7 +142,7 @@ def texts_of(cfg: PlanConfig, target: Target, store: Path | None, verify: CostGr
     texts = written_texts(cfg, target, verify, budget) if store is None else store_texts(store, target)
     if not texts:
         raise UserError(f"{cfg.target.id} answers every choosing prompt with one token: name a store with plan.store")
-    return texts
+    return [replace(text, matches=Matches(text.record, None, max(LOOKED_UP))) for text in texts]
 
 
 def store_of(cfg: PlanConfig, folder: Path) -> Path | None:

@@ -63,7 +63,7 @@ def probe_of(cfg: DrafterConfig, target: Target) -> Probe | None:
         case EarlyExitConfig():
             return Probe((int(cfg.exit_layer),), tokens=False, here=True)
         case LmConfig() if cfg.model is None:
-            return Probe((min(len(cfg.layers), count - 1),), tokens=False, here=True)
+            return Probe((min(len(cfg.layers) or cfg.num_layers, count - 1),), tokens=False, here=True)
     return None
 
 

@@ -1,7 +1,8 @@
 """What a plan finds out about each kind of drafter: how often it may be right, and what drafting with it costs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from conf.errors import UserError
 from conf.exits import AUTO
@@ -16,7 +17,7 @@ from inference.tuning import Text
 from .budget import Budget
 from .costs import CONTEXTS, NO_TIME, CostGrid, Curve, Stopwatch
 from .drafting import DraftCost, Scene, draft_cost
-from .evidence import Evidence, from_history, from_model, from_pilot, from_prior, from_probe
+from .evidence import Evidence, from_curve, from_history, from_model, from_pilot, from_prior, from_probe
 from .forecast import Machine, best_length
 from .history import History
 from .kinds import build_for_costs, config_of, for_length, larger, with_exit
@@ -53,6 +54,7 @@ class Study:
     pilot: Pilot | None
     budget: Budget
     watch: Stopwatch
+    curve: dict[str, Any] = field(default_factory=dict)  # learning_curve.json of the store's run, if there is one
 
     def prospects(self, chains: Sequence[str]) -> dict[str, Prospect]:
         """By kind; those that this target can't have, or that time does not allow, are left out and named."""
@@ -60,9 +62,10 @@ class Study:
         evidence, chosen, probing = {}, {}, self.budget.part(PROBING)
         reading = self._read(configs)
         for chain, config in configs.items():
-            chosen[chain] = self._with_exit(config, reading)
+            chosen[chain] = self._with_exit(config, reading, probing)
             evidence[chain] = self._evidence(chosen[chain], reading, probing)
-        drafters = self._drafters(chosen)
+        made = {chain: self._built(config, chain) for chain, config in chosen.items()}
+        drafters = {chain: drafter for chain, drafter in made.items() if drafter is not None}
         costs, twice = self._costs(chosen, drafters, self.budget.part(1.0))
         return {c: Prospect(chosen[c], evidence[c], costs[c], twice.get(c)) for c in costs}
 
@@ -95,14 +98,15 @@ class Study:
                 wanted |= set(probe.taps)
         return Reading.of(self.target, self.texts, sorted(wanted))
 
-    def _with_exit(self, config: DrafterConfig, reading: Reading | None) -> DrafterConfig:
+    def _with_exit(self, config: DrafterConfig, reading: Reading | None, budget: Budget) -> DrafterConfig:
         """drafter.exit_layer = auto -> the exit with the best forecast from its probe and its share of the layers."""
         if not _open(config):
             return config
         forecasts = {}
         for layer in self._exits(config):
-            at, tokens = with_exit(config, layer), self.cfg.data.response_tokens
-            found = None if reading is None else from_probe(at, reading, tokens, LONGEST)
+            found = None
+            if reading is not None and budget.left > 0:
+                found = from_probe(with_exit(config, layer), reading, self.cfg.data.response_tokens, LONGEST)
             cost = exit_cost(layer / self.target.num_layers, self.machine)
             forecasts[layer] = best_length(found.alpha if found else 0.0, self.machine, cost, LONGEST)[1]
         return with_exit(config, max(forecasts, key=lambda layer: forecasts[layer]))
@@ -110,10 +114,14 @@ class Study:
     def _evidence(self, config: DrafterConfig, reading: Reading | None, budget: Budget) -> Evidence:
         """From the best source there is (evidence.py)."""
         chain, tokens, texts = config.kind, self.cfg.data.response_tokens, self.texts
-        if (measured := self.history.kinds.get(chain)) is not None:
-            return from_history(measured, tokens, texts, LONGEST)
+        if self.curve.get("kind") == chain:
+            learned = from_curve(self.curve, tokens, texts, LONGEST)
+            if learned is not None:
+                return learned
         if self.pilot is not None and self.pilot.chain == chain:
             return from_pilot(self.pilot.rates, self.pilot.share, texts, LONGEST)
+        if (measured := self.history.kinds.get(chain)) is not None:
+            return from_history(measured, tokens, texts, LONGEST)
         if isinstance(config, LmConfig) and config.model is not None:
             return from_model(config, self.target, texts, LONGEST)
         if reading is not None and budget.left > 0:
@@ -124,35 +132,37 @@ class Study:
             budget.leave_out(f"the probe of {chain}", NO_TIME)
         return from_prior(chain, tokens, texts, LONGEST)
 
-    def _drafters(self, configs: dict[str, DrafterConfig]) -> dict[str, Drafter]:
-        """Untrained ones."""
-        built: dict[str, Drafter] = {}
-        for chain, config in configs.items():
-            try:
-                built[chain] = build_for_costs(config, self.target)
-            except UserError as error:
-                self.budget.leave_out(chain, str(error))
-        return built
+    def _built(self, config: DrafterConfig, what: str) -> Drafter | None:
+        """An untrained drafter; None, and `what` is left out, when the target can't have it."""
+        try:
+            return build_for_costs(config, self.target)
+        except UserError as error:
+            self.budget.leave_out(what, str(error))
+            return None
 
     def _costs(
         self, configs: dict[str, DrafterConfig], drafters: dict[str, Drafter], budget: Budget
     ) -> tuple[dict[str, DraftCost], dict[str, DraftCost]]:
         """Of every drafter, and of the same with twice the layers where that means something."""
+        if not drafters:
+            return {}, {}
         taps = sorted({tap for drafter in drafters.values() for tap in drafter.taps})
         scenes = [Scene.of(self.target, b, c, taps) for b, c in SCENES if self._measured(b, c)]
         costs: dict[str, DraftCost] = {}
         twice: dict[str, DraftCost] = {}
-        for chain, drafter in drafters.items():
+        for chain, untrained in drafters.items():
             if costs and budget.left == 0:
                 budget.leave_out(chain, NO_TIME)
                 continue
             share = budget.part(1 / len(drafters))
-            made = Builder(configs[chain], drafter, self.target)
+            made = Builder(configs[chain], untrained, self.target)
             costs[chain] = draft_cost(made, scenes, TIMED, share, Sampling(), self.watch)
         for chain in costs:
             bigger = larger(configs[chain])
-            if bigger is not None and budget.allows(2 * LONGEST * costs[chain].seconds(LONGEST)):
-                made = Builder(bigger, build_for_costs(bigger, self.target), self.target)
+            if bigger is None or not budget.allows(2 * LONGEST * costs[chain].seconds(LONGEST)):
+                continue
+            if (drafter := self._built(bigger, f"{chain} with twice the layers")) is not None:
+                made = Builder(bigger, drafter, self.target)
                 twice[chain] = draft_cost(made, scenes[:1], TIMED, budget.part(0.2), Sampling(), self.watch)
         return costs, twice
 

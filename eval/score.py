@@ -33,7 +33,7 @@ def forecast_section(
     budget = budget or Budget(SECONDS)
     longest = max((len(r.prompt) + len(r.tokens) for r in records), default=CONTEXTS[0])
     contexts = sorted({CONTEXTS[0], min(max(longest, CONTEXTS[0] + 1), CONTEXTS[1], (target.context or longest) - 64)})
-    widths, places = sorted({1, 2, k, k + 1}), [(1, context) for context in contexts]
+    widths, places = widths_of(records, k), [(1, context) for context in contexts]
     verify = verification_cost(target, budget.part(0.4), MEMORY, places, widths, widths)
     costs = {
         t: measured_costs(target, drafter, verify, contexts, k, Sampling(temperature=t), budget)
@@ -46,11 +46,30 @@ def forecast_section(
     errors = [abs(cell["error"]) for cell in cells if cell["error"] is not None]
     return {
         "cells": cells,
-        "costs": {temperature_name(t): cost_figures(machine, draft, k) for t, (machine, draft) in costs.items()},
+        "costs": {temperature_name(t): cost_figures(*known, k) for t, known in costs.items()},
         "median_error": median(errors) if errors else None,
         "p90_error": float(np.quantile(errors, 0.9)) if errors else None,
         "method": "rounds replayed on the plain texts; costs of the parts measured apart, not the loop's total",
     }
+
+
+def widths_of(records: Sequence[PromptRecord], k: int) -> list[int]:
+    """New tokens of a forward that are timed: those of the drafter's own rounds, and doublings up to the widest round
+    there was, since a lookup may draft more."""
+    widest = max((r.proposed + 1 for record in records for r in record.replays[f"{SWEEP}{k}"]), default=k + 1)
+    doublings = {2**i for i in range(2, widest.bit_length()) if k + 1 < 2**i < widest}
+    return sorted({1, 2, k, k + 1, widest} | doublings)
+
+
+def cost_figures(machine: Machine, draft: DraftCost, k: int) -> dict[str, Any]:
+    """In steps of plain decoding at batch 1: draft_cost (a draft token, of k in a round), what a round's draft takes
+    once and each token of it, the loop's own time of a round, and v(n)."""
+    step, grid = machine.step(), machine.verify
+    return {
+        "draft_cost": draft.seconds(k) / k / step, "once": draft.once / step, "each": draft.each / step,
+        "overhead": machine.loop.drawn(1) / step,
+        "verify_cost": {n: grid.seconds(n) / grid.seconds(1) for n in grid.curves[1, CONTEXTS[0]].points},
+    }  # fmt: skip
 
 
 def measured_costs(

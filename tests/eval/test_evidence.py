@@ -7,7 +7,17 @@ import torch
 
 import eval.history
 from conf.schema import HydraConfig, LmConfig
-from eval.evidence import Evidence, from_history, from_model, from_pilot, from_prior, from_probe, from_rates, moved
+from eval.evidence import (
+    Evidence,
+    from_curve,
+    from_history,
+    from_model,
+    from_pilot,
+    from_prior,
+    from_probe,
+    from_rates,
+    moved,
+)
 from eval.history import Measured, recall, remember
 from eval.priors import PRIORS, prior, widened
 from eval.probes import Reading
@@ -64,6 +74,20 @@ def test_what_was_measured_is_surer_than_a_pilot_and_a_pilot_is_a_floor() -> Non
     pilot = from_pilot([0.4], 0.1, TEXTS, 3)
     assert pilot.interval[0] < 0.4 < pilot.alpha < pilot.interval[1]
     assert from_pilot([0.4], 1.0, TEXTS, 3).alpha == pytest.approx(0.4)
+
+
+def test_a_learning_curve_is_gone_on_with() -> None:
+    law = {"exponent": 0.2, "exponent_ci95": [0.1, 0.3]}
+    curve = {"tokens": {"points": [{}, {"x": 50_000, "conditional_acceptance_t0": [0.3, 0.2]}], "alpha": law}}
+    found, same = from_curve(curve, 400_000, TEXTS, 3), from_curve(curve, 50_000, TEXTS, 3)
+    assert found is not None and same is not None and same.alpha == pytest.approx(0.3)
+    assert found.alpha == pytest.approx(0.3 * 8**0.2) and found.chances[0][0, 1] == pytest.approx(0.2 * 8**0.2)
+    low, high = found.interval
+    assert low < 0.3 * 8**0.1 < found.alpha < 0.3 * 8**0.3 < high
+    far = from_curve(curve, 10**12, TEXTS, 3)
+    assert far is not None and far.alpha <= 0.97
+    unfitted = {"tokens": {"points": [], "alpha": None}}
+    assert from_curve({}, 1, TEXTS, 3) is None and from_curve(unfitted, 1, TEXTS, 3) is None
 
 
 def written(target: Target) -> list[Text]:

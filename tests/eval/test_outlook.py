@@ -1,17 +1,19 @@
 """A kind's figures on texts made by hand, with costs made up; where it helps and where it stops."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from pretend import draft, machine
 
+from conf.schema import LookupKind
 from eval.evidence import from_rates
 from eval.forecast import chain_speedup
 from eval.outlook import Kind, Outlook, best_rule, name_of
 from inference.drafters import Lookup
 from inference.replay import Record, replay
-from inference.tuning import Text
+from inference.tuning import Matches, Text
 
 LOOKUP = Lookup(2, 4)
 REPEATED = Text("copy", Record([*range(10, 30)], [*range(10, 29)], torch.empty(0), 40))  # says the prompt again
@@ -22,9 +24,9 @@ def outlook(chain: str | None, lookup: Lookup | None, rate: float = 0.6, **more:
     """On both texts; `rate`: of every draft token of the chain."""
     texts = more.pop("texts", [REPEATED, FRESH])
     evidence = None if chain is None else from_rates([rate], (rate - 0.1, rate + 0.1), "made up", texts, 6)
+    name = "ngram" if chain is None else name_of(chain, lookup)
     settings = {"machine": machine(1.0, 0.1), "draft": draft(0.05, 0.05), "spread": 0.05, **more}
-    return Outlook(Kind(name_of(chain or "ngram", bool(chain and lookup)), chain, lookup), texts, evidence=evidence,
-                   longest=6, **settings)  # fmt: skip
+    return Outlook(Kind(name, chain, lookup), texts, evidence=evidence, lengths=range(1, 7), **settings)
 
 
 def test_a_chain_comes_near_its_formula() -> None:
@@ -43,7 +45,9 @@ def test_a_chain_comes_near_its_formula() -> None:
 def test_lookup_alone_is_replayed_exactly_and_costs_no_drafter() -> None:
     own = outlook(None, LOOKUP, draft=draft(100.0))
     rounds = own.rounds(4)
-    assert rounds == [replay(t.record, 4, lookup=LOOKUP) for t in (REPEATED, FRESH)]
+    assert rounds == [replay(t.record, 4, lookup=LOOKUP, source="lookup") for t in (REPEATED, FRESH)]
+    known = [replace(t, matches=Matches(t.record, None, 8)) for t in (REPEATED, FRESH)]  # looked up once for all rules
+    assert outlook(None, LOOKUP, texts=known).rounds(4) == rounds
     assert own.speedup(4) > 1 and own.figures()["alpha"] is None
     fresh = outlook(None, LOOKUP, texts=[FRESH])
     assert fresh.speedup(4) == pytest.approx(1.0)  # nothing found: plain steps
@@ -76,6 +80,11 @@ def test_it_stops_where_rows_use_the_arithmetic_up() -> None:
     cheap = outlook("hydra", None, machine=machine(1.0, 0.001), draft=draft(0.0, 0.0)).figures()
     assert cheap["stops_at_batch"] is None and cheap["stops_at_context"] is None
     assert cheap["by_context"].keys() == {128, 1024}
+
+
+def test_kinds_are_called_as_in_reports() -> None:
+    assert name_of("hydra", None) == "hydra" and name_of("hydra", LOOKUP) == "lookup+hydra"
+    assert name_of("lm", Lookup(1, 4, kind=LookupKind.suffix)) == "suffix+lm"
 
 
 def test_the_fastest_rule_is_taken() -> None:

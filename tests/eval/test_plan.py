@@ -12,8 +12,9 @@ from pretend import machine
 from conf.compose import load
 from conf.errors import ConfigError, UserError
 from conf.paths import write_json
+from conf.schema import LookupKind
 from eval import pilot, plan
-from eval.kinds import config_of, for_length, larger, overrides, planned
+from eval.kinds import config_of, for_length, larger, overrides, planned, variants
 from eval.outlook import Kind
 from eval.pilot import Pilot, run_pilot
 from eval.plan_view import recommendation
@@ -88,7 +89,7 @@ def test_a_small_budget_leaves_out_and_says_so(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_unknown_kinds_and_odd_budgets_are_refused_before_anything_loads(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"plan\.kinds = \['eagle9'\] is not allowed; allowed: ngram, medusa, lookup"):
+    with pytest.raises(ConfigError, match=r"plan\.kinds = \['eagle9'\] is not allowed; allowed: ngram, suffix, medusa"):
         planned(plan_config(tmp_path, "plan.kinds=[eagle9]"))
     with pytest.raises(ConfigError, match=r"plan\.budget = '3' is not allowed; allowed: a time above 0 with a unit"):
         plan_config(tmp_path, "plan.budget='3'")
@@ -107,7 +108,9 @@ def test_configurations_draft_as_far_as_is_planned(tiny: Target, tmp_path: Path)
     shorter = for_length(block, 2)
     assert shorter is not None and getattr(shorter, "block_size", None) == 2 and for_length(hydra, 2) is None
     assert getattr(larger(hydra), "num_layers", None) == 2 and larger(config_of(cfg, "jump", 8, tiny)) is None
-    assert getattr(larger(config_of(cfg, "lm", 8, tiny)), "layers", None) == [0, 1, -2, -1]
+    assert getattr(larger(config_of(cfg, "lm", 8, tiny)), "num_layers", None) == 4
+    searched = plan_config(tmp_path, "drafter=lm", "drafter.init=search")
+    assert getattr(config_of(searched, "lm", 8, tiny), "init", None) == "even"  # what it keeps costs the same
 
 
 def test_the_drafter_that_is_asked_for_is_planned_as_it_is_asked_for(tiny: Target, tmp_path: Path) -> None:
@@ -119,8 +122,20 @@ def test_words_to_train_it_with() -> None:
     rule = Lookup(2, 4)
     assert overrides(Kind("ngram", None, rule), 5) == "drafter=ngram drafter.num_spec_tokens=5"
     assert overrides(Kind("lookup+hydra", "hydra", rule), 4) == (
-        "drafter=hydra drafter.num_spec_tokens=4 drafter.num_heads=4 drafter.lookup=true"
+        "drafter=hydra drafter.num_spec_tokens=4 drafter.num_heads=4 drafter.lookup=true drafter.lookup_kind=ngram"
     )
+
+
+def test_rules_of_lookups_are_tried_as_training_tries_them(tmp_path: Path) -> None:
+    known = {kind.name: kind for kind in planned(plan_config(tmp_path))}
+    names = ("ngram", "suffix", "hydra", "lookup+hydra")
+    rules = {name: [one.lookup for one in variants(known[name])] for name in names}
+    assert rules["hydra"] == [None] and len(rules["ngram"]) == len(rules["suffix"]) == 3
+    assert {rule.kind for rule in rules["suffix"] if rule} == {LookupKind.suffix}
+    assert [rule.tokens for rule in rules["lookup+hydra"] if rule] == [8, None]  # its own length, or the drafter's
+    assert all(rule is None or rule.pool_match is None for found in rules.values() for rule in found)
+    suffix = plan_config(tmp_path, "drafter.lookup_kind=suffix", "plan.kinds=[hybrid]")
+    assert [kind.name for kind in planned(suffix)] == ["suffix+hydra"]
 
 
 def entry(speedup: float, batch: int | None = None) -> dict[str, Any]:
@@ -147,9 +162,7 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     def run_stage(package: str, arguments: list[str]) -> int:
         asked.append((package, arguments))
         folder = Path(next(a for a in arguments if a.startswith("run_dir=")).removeprefix("run_dir=").strip("'"))
-        steps = int(next((a for a in arguments if "max_steps" in a), "=0").split("=")[1])
-        timing = {"positions": 100 * steps, "positions_per_s": 50.0, "steps": steps, "seconds": 2.0 * steps}
-        write_json(folder / "timing" / "train.json", timing)
+        write_json(folder / "timing" / "train.json", {"positions": 3000, "seconds": 71.0})
         best = {"best": {"conditional_agreement_per_pos": [0.5, 0.25]}}
         write_json(folder / "drafter" / "drafter.json", {"training": best})
         return 0
@@ -161,14 +174,13 @@ def stages(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 def test_a_pilot_collects_and_trains_for_its_time(stages: list[tuple[str, list[str]]], tmp_path: Path) -> None:
     cfg = plan_config(tmp_path)
     found = run_pilot(cfg, ["experiment=tiny"], tmp_path, None, 60.0, 100.0)
-    assert [package for package, _ in stages] == ["data", "train", "train"]
+    assert [package for package, _ in stages] == ["data", "train"]
     assert "data.response_tokens=2500" in stages[0][1]  # no more than the run itself would collect
-    assert f"data.store='{tmp_path}/pilot/store'" in stages[1][1] and "optim.max_steps=8" in stages[1][1]
-    assert "optim.max_steps=30" in stages[2][1]  # 2 s a step
-    assert found == Pilot("hydra", [0.5, 0.25], 3000 / (2500 * 2), 60.0)
+    assert f"data.store='{tmp_path}/pilot/store'" in stages[1][1] and "optim.max_time=60s" in stages[1][1]
+    assert found == Pilot("hydra", [0.5, 0.25], 3000 / (2500 * 2), 71.0)
     stages.clear()
     run_pilot(cfg, [], tmp_path, tmp_path / "mine", 60.0, 100.0)
-    assert [package for package, _ in stages] == ["train", "train"]
+    assert [package for package, _ in stages] == ["train"] and f"data.store='{tmp_path}/mine'" in stages[0][1]
 
 
 def test_a_pilot_is_what_its_kind_is_judged_by(stages: list[tuple[str, list[str]]], tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import eval.score
 from eval.forecast import simulated
 from eval.records import PromptRecord
 from eval.report import forecast_lines
-from eval.score import forecast_section, scored
+from eval.score import forecast_section, scored, widths_of
 from inference.acceptance import Round
 from inference.drafters.hydra import HydraDrafter
 from inference.target import Target
@@ -62,6 +62,20 @@ def test_what_was_not_measured_has_no_error(costs: None, target: Target, hydra: 
     found = forecast_section(target, hydra, [short], 2)
     assert found["cells"][0]["error"] is None and found["median_error"] is None and found["p90_error"] is None
     assert forecast_lines({"forecast": found}) == []
+
+
+def test_what_was_looked_up_may_be_longer_than_the_drafters_own() -> None:
+    one = record("a", "x", 0.0, 1.0)
+    assert widths_of([one], 2) == [1, 2, 3] and widths_of([], 4) == [1, 2, 4, 5]
+    one.replays["length-2"] = [Round([1] * 20, 0, [2], "lookup")]
+    assert widths_of([one], 2) == [1, 2, 3, 4, 8, 16, 21]
+
+
+def test_costs_stand_beside_the_cells(costs: None, target: Target, hydra: HydraDrafter) -> None:
+    figures = forecast_section(target, hydra, [record("a", "x", 0.0, 1.0)], 2)["costs"]["t0"]
+    assert figures["draft_cost"] == pytest.approx(0.1 / 1.05) and figures["overhead"] == pytest.approx(0.1 / 1.05)
+    assert figures["once"] == pytest.approx(0.1 / 1.05) and figures["each"] == pytest.approx(0.05 / 1.05)
+    assert figures["verify_cost"] == pytest.approx({1: 1.0, 64: 7.3})
 
 
 def test_costs_are_really_measured(target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
