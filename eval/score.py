@@ -62,12 +62,14 @@ def widths_of(records: Sequence[PromptRecord], k: int) -> list[int]:
 
 
 def cost_figures(machine: Machine, draft: DraftCost, k: int) -> dict[str, Any]:
-    """In steps of plain decoding at batch 1: draft_cost (a draft token, of k in a round), what a round's draft takes
-    once and each token of it, the loop's own time of a round, and v(n)."""
+    """At batch 1 and the shortest context, in steps of plain decoding (of `step_ms`): draft_cost (a draft token, of k
+    in a round: c), what a round's draft takes once and each token of it, the loop's own time of a plain step and of a
+    round (o); v(n), and what of v(k + 1) is left for a drafter that has run layers already."""
     step, grid = machine.step(), machine.verify
     return {
-        "draft_cost": draft.seconds(k) / k / step, "once": draft.once / step, "each": draft.each / step,
-        "overhead": machine.loop.drawn(1) / step,
+        "step_ms": 1e3 * step, "draft_cost": draft.seconds(k) / k / step, "once": draft.once / step,
+        "each": draft.each / step, "plain_overhead": machine.loop.plain(1) / step,
+        "overhead": machine.loop.drawn(1) / step, "verify_share": draft.share(k + 1),
         "verify_cost": {n: grid.seconds(n) / grid.seconds(1) for n in grid.curves[1, CONTEXTS[0]].points},
     }  # fmt: skip
 
@@ -81,18 +83,6 @@ def measured_costs(
     scenes = [Scene.of(target, 1, context, chain.taps) for context in contexts]
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
     return Machine(verify, loop_cost(target, verify, [1], budget, sampling)), draft
-
-
-def cost_figures(machine: Machine, draft: DraftCost, k: int) -> dict[str, float]:
-    """At batch 1 and the shortest context, over the target's forward of one token (`forward_ms`): drafting a token of
-    k (c), v(k + 1), what of it is left for a drafter that has run layers already, and the loop's own time of a plain
-    step and of a round (o)."""
-    one = machine.verify.seconds(1)
-    return {
-        "forward_ms": 1e3 * one, "draft_cost": draft.seconds(k) / k / one,
-        "verify": machine.verify.seconds(k + 1) / one, "verify_share": draft.share(k + 1),
-        "plain_overhead": machine.loop.plain(1) / one, "overhead": machine.loop.drawn(1) / one,
-    }  # fmt: skip
 
 
 def _runs(records: Sequence[PromptRecord]) -> Iterator[tuple[str, float, Groups]]:
