@@ -35,7 +35,7 @@ def verdicts(
         "ngram": _ngram,
     }  # fmt: skip
     if layout is None:
-        own = "heads of this kind run in draftsmith's own loop only"
+        own = "the folder is in draftsmith's own layout (make publish writes an engine's for kinds that have one)"
         return [Verdict(engine, version, False, own) for engine, version in VERSIONS.items()]
     found = ways[layout](target, drafter, num_spec_tokens, settings or {})
     return [
@@ -119,6 +119,7 @@ def _ngram(target: str, drafter: str, k: int, settings: dict[str, Any]) -> Ways:
         return dict.fromkeys(VERSIONS, (False, "its settings (speculative.json) are missing"))
     words = settings["transformers"]
     options = ", ".join(f"{key}={value}" for key, value in words.items())
+    static = "-lcs lookup-static.bin " if settings.get("table") else ""
     flags = [
         f"--{key.replace('_', '-')} {value}"
         for key, value in settings["sglang"].items() if key != "speculative_algorithm"
@@ -127,7 +128,7 @@ def _ngram(target: str, drafter: str, k: int, settings: dict[str, Any]) -> Ways:
         "vLLM": (True, _vllm(target, **settings["vllm"])),
         "SGLang": (True, _sglang(target, "NGRAM", *flags)),
         "TensorRT-LLM": (True, _trtllm(target, **settings["tensorrt_llm"])),
-        "llama.cpp": (True, f"llama-lookup -m T.gguf -lcs lookup-static.bin --draft {k}"),
+        "llama.cpp": (True, f"llama-lookup -m T.gguf {static}--draft {k}"),
         "transformers": (True, f"model.generate(..., {options})"),
     }
 

@@ -26,7 +26,7 @@ from inference.drafters.attention import layer_config
 from inference.drafters.hybrid import HybridDrafter
 from inference.layouts.base import CONFIG as MODEL_CONFIG
 from inference.layouts.eagle3 import FLAGS
-from inference.layouts.ngram import SETTINGS
+from inference.layouts.ngram import SETTINGS, TABLE
 from inference.layouts.rope import check_rope
 from inference.load import load_target
 from inference.parity import BOUNDS, check_parity, with_hidden
@@ -51,7 +51,9 @@ def run(cfg: PublishConfig) -> None:
     result = preflight(place, target, choosing_ids(cfg, target))
     for line in result.passed:
         print(f"ok: {line}")
-    for verdict in verdicts(layout_name(place), target.name, str(place), cfg.drafter.num_spec_tokens):
+    layout = layout_name(place)
+    length = served_length(place, layout, result.num_spec_tokens)
+    for verdict in verdicts(layout, target.name, str(place), length, engine_settings(place)):
         print(f"{verdict.engine} {verdict.version}: {'yes' if verdict.can else 'no'}: {verdict.how}")
 
 
@@ -70,10 +72,22 @@ def layout_name(folder: Path) -> str | None:
     return None
 
 
+def served_length(folder: Path, layout: str | None, num_spec_tokens: int) -> int:
+    """Draft tokens that an engine is asked for: of Medusa, whose loaders want all heads, their number."""
+    return int(read_json(folder / MODEL_CONFIG)["num_heads"]) if layout == "medusa" else num_spec_tokens
+
+
+def engine_settings(folder: Path) -> dict[str, Any]:
+    """Of a lookup's folder: what each engine is told, and whether llama.cpp's table lies there."""
+    settings = read_json(folder / SETTINGS)
+    return settings | {"table": (folder / TABLE).exists()} if settings else {}
+
+
 @dataclass
 class Preflight:
-    """What was checked, in order; `acceptance`: measured and promised at position 1."""
+    """What was checked, in order; the drafter's draft length; `acceptance`: measured and promised at position 1."""
 
+    num_spec_tokens: int = 1
     passed: list[str] = field(default_factory=list)
     acceptance: dict[str, float] | None = None
 
@@ -95,6 +109,7 @@ def _checks(
         check_config(config, target, str(folder))
         yield "config.json: flags, RoPE, context, taps"
     drafter, cfg, about = load_drafter(folder, target)
+    result.num_spec_tokens = cfg.num_spec_tokens
     yield "tensors: names, shapes, finite, vocabulary maps; the target's digests"
     if not drafter.trainable:
         return

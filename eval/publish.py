@@ -13,12 +13,12 @@ from conf.cli import main
 from conf.digest import file_digest
 from conf.errors import UserError, require
 from conf.paths import read_json, run_dir, write_json
-from conf.schema import PublishConfig, PublishLayout, TargetConfig
+from conf.schema import LmConfig, PublishConfig, PublishLayout, TargetConfig
 from data.manifest import NAME
 from data.stage import store_folder
 from data.store import Store
 from inference import layouts
-from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter, replace_folder
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, load_drafter, replace_folder
 from inference.drafters import Drafter
 from inference.load import load_target
 from inference.replay import longest_draft
@@ -27,7 +27,7 @@ from inference.target import Target
 from .card import Report, model_card
 from .engines import verdicts
 from .hygiene import check_files, without_paths
-from .preflight import Preflight, choosing_ids, preflight
+from .preflight import Preflight, choosing_ids, engine_settings, preflight, served_length
 from .push import push
 from .report import is_lossless
 from .stage import drafter_place
@@ -43,8 +43,9 @@ def run(cfg: PublishConfig) -> None:
     if cfg.push and not cfg.repo_id:
         raise UserError("push=true needs repo_id=owner/name (make publish REPO=owner/name)")
     folder = run_dir(cfg)
+    found = checked(cfg, folder)
     target = load_target(cfg.target)
-    hub = build_hub(cfg, folder, target)
+    hub = build_hub(cfg, folder, target, *found)
     if not cfg.push:
         print(f"built {hub}; push=true repo_id=owner/name uploads it")
     elif get_token() is None:
@@ -54,9 +55,9 @@ def run(cfg: PublishConfig) -> None:
         print(push(cfg, hub, lambda pushed: preflight(pushed, target, prompts)))
 
 
-def build_hub(cfg: PublishConfig, folder: Path, target: Target) -> Path:
-    """Weights, configuration, card, report, plots and provenance in run_dir/hub, put in place whole once it passed."""
-    report, place = checked(cfg, folder)
+def build_hub(cfg: PublishConfig, folder: Path, target: Target, report: Report, place: Path) -> Path:
+    """Weights, configuration, card, report, plots and provenance in run_dir/hub, put in place whole once it passed.
+    place: the drafter that `report` is about."""
     licence = cfg.license or target_license(cfg.target)
     if licence is None:
         raise UserError(f"the licence of target {target.name} is unknown, and its drafter inherits it: say license=...")
@@ -65,8 +66,8 @@ def build_hub(cfg: PublishConfig, folder: Path, target: Target) -> Path:
     temporary.mkdir()
     try:
         trained, saved, _ = load_drafter(place, target)
-        k = draft_length(cfg.drafter, saved)
-        cfg = replace(cfg, drafter=replace(saved, num_spec_tokens=min(k, longest_draft(trained, k))))
+        k = longest_draft(trained, saved.num_spec_tokens)
+        cfg = replace(cfg, drafter=replace(saved, num_spec_tokens=min(k, saved.num_spec_tokens)))
         layout = write_drafter(cfg, trained, place, target, temporary)
         result = preflight(temporary, target, choosing_ids(cfg, target), trained)
         _write_rest(cfg, folder, report, licence, layout, result, temporary)
@@ -83,7 +84,7 @@ def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Tar
     layout = _layout(cfg, drafter, target)
     if layout is None or not layout.tensors:
         shutil.copy2(place / WEIGHTS, folder)
-        if (place / MODEL_CONFIG).exists():
+        if isinstance(cfg.drafter, LmConfig):  # of others an engine would load it, with taps or norms of its own
             write_json(folder / MODEL_CONFIG, without_paths(read_json(place / MODEL_CONFIG)))
     if layout is not None:
         layouts.write_files(layout, folder, target.text if layout.tokenizer else None)
@@ -103,16 +104,21 @@ def _layout(cfg: PublishConfig, drafter: Drafter, target: Target) -> layouts.Lay
         return layouts.write(drafter, target, k, texts, speculators=speculators, verifier=base_model(cfg.target))
     except layouts.NoLayout:
         require(cfg.layout is kind.auto, "layout", cfg.layout.value, f"auto or own: no engine loads {drafter.kind}")
-        return None
+    except UserError as error:
+        if cfg.layout is not kind.auto:
+            raise
+        print(f"in draftsmith's own layout, since no engine would run it as it was trained: {error}")
+    return None
 
 
 def _texts(cfg: PublishConfig) -> list[list[int]]:
-    """What the target wrote to the run's training prompts, for lookup tables; nothing without a store."""
+    """What the target wrote to the run's training prompts (not the prompts: they may be somebody's own), for lookup
+    tables; nothing without a store."""
     place = store_folder(cfg)
     if not (place / NAME).exists():
         return []
     with Store.open(place) as store:
-        return [[*row.prompt_ids, *row.response_ids] for row in store.rows()]
+        return [list(row.response_ids) for row in store.rows()]
 
 
 def _write_rest(
@@ -125,11 +131,11 @@ def _write_rest(
         if (folder / name).exists():
             shutil.copy2(folder / name, hub)
     target, drafter = base_model(cfg.target) or "TARGET", cfg.repo_id or "DRAFTER"
-    settings = read_json(hub / "speculative.json")
+    settings = engine_settings(hub)
     card = model_card(
         without_paths(report), base_model=base_model(cfg.target), license=licence,
         plot=PLOT if (folder / PLOT).exists() else None, layout=layout, checks=result.passed,
-        engines=verdicts(layout, target, drafter, cfg.drafter.num_spec_tokens, settings),
+        engines=verdicts(layout, target, drafter, served_length(hub, layout, cfg.drafter.num_spec_tokens), settings),
     )  # fmt: skip
     card.save(hub / "README.md")
 

@@ -12,12 +12,15 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 from conf.errors import UserError
 from conf.schema import PublishConfig
 
+OURS = ["*.safetensors", "*.json", "*.bin", "*.png"]  # of an earlier push, deleted where this one has none of the name
+
 
 def push(cfg: PublishConfig, hub: Path, check: Callable[[Path], Any], api: HfApi | None = None) -> str:
     """Create the repository where there is none (private unless public=true), upload the folder, download it again and
     `check` it, then tag it; returns its address.
 
-    A push that was cut off is repeated: what arrived is not sent again, and the same content makes no new commit.
+    What an earlier push left and this one has not is deleted: loaders would take it. A push that was cut off is
+    repeated: what arrived is not sent again, and the same content makes no new commit.
     Raises UserError when the hub refuses or can't be reached, and when what came back fails its checks.
     """
     assert cfg.repo_id is not None
@@ -27,7 +30,7 @@ def push(cfg: PublishConfig, hub: Path, check: Callable[[Path], Any], api: HfApi
         _check_visibility(api, cfg)
         commit = api.upload_folder(
             repo_id=cfg.repo_id, folder_path=hub, commit_message=cfg.message, revision=cfg.revision,
-            create_pr=cfg.create_pr or None,
+            create_pr=cfg.create_pr or None, delete_patterns=OURS,
         )  # fmt: skip
         revision = f"refs/pr/{commit.pr_num}" if cfg.create_pr and commit.pr_num else commit.oid
         with tempfile.TemporaryDirectory() as place:

@@ -155,6 +155,8 @@ class Handler(BaseHTTPRequestHandler):
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "lfsFile":
                 files[value["path"]] = self.server.large[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
         commit = hashlib.sha1(self.body + str(len(repo.commits)).encode()).hexdigest()
         pull = None
         if "create_pr" in self.path:

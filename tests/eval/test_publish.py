@@ -26,6 +26,8 @@ from conf.schema import (
 from data.rows import Row
 from data.store import Store
 from eval import publish
+from eval.engines import verdicts
+from eval.preflight import engine_settings, served_length
 from inference.artifact import WEIGHTS, load_drafter, save_drafter
 from inference.drafters import Pool, build
 from inference.load import load_target
@@ -75,13 +77,18 @@ def run_of(cfg: DrafterConfig, target_cfg: TargetConfig, folder: Path, **values:
     return PublishConfig(run_dir=str(folder), drafter=cfg, target=target_cfg, **{"license": "mit"} | values)
 
 
+def built(cfg: PublishConfig, folder: Path, target: Target) -> Path:
+    """The hub folder of a run directory."""
+    return publish.build_hub(cfg, folder, target, *publish.checked(cfg, folder))
+
+
 def test_a_published_lm_loads_without_the_model_it_was_made_from(
     target_cfg: TargetConfig, target: Target, tmp_path: Path
 ) -> None:
     cfg = LmConfig(model=str(make_tiny_target(tmp_path / "model", seed=3)), lora_rank=2)
     trained(cfg, target, tmp_path / "run")
     shutil.rmtree(tmp_path / "model")
-    hub = publish.build_hub(run_of(cfg, target_cfg, tmp_path / "run"), tmp_path / "run", target)
+    hub = built(run_of(cfg, target_cfg, tmp_path / "run"), tmp_path / "run", target)
     drafter, found, _ = load_drafter(hub, target)
     assert drafter.kind == "lm" and isinstance(found, LmConfig)
     assert {"model.safetensors", "config.json", "tokenizer.json", "generation_config.json"} <= {
@@ -104,7 +111,7 @@ def test_the_folder_is_in_an_engines_layout_or_in_ours(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     trained(cfg, target, tmp_path)
-    hub = publish.build_hub(run_of(cfg, target_cfg, tmp_path, layout=layout), tmp_path, target)
+    hub = built(run_of(cfg, target_cfg, tmp_path, layout=layout), tmp_path, target)
     said = json.loads((hub / "README.md").read_text())
     assert said["layout"] == str(name) and "reloaded logits" in said["checks"]
     assert (hub / WEIGHTS).exists() == (name is None) != (hub / "model.safetensors").exists()
@@ -121,13 +128,40 @@ def test_a_lookup_is_settings_and_a_table_of_what_the_target_wrote(
     with Store.create(tmp_path / "store", {"id": "tiny"}) as store:
         row = Row("k", [1, 2, 3], [1, 2, 4], "qa", "s", {"temperature": 0.0}, "stop", "generate", 0, "d")
         store.append([row], None)
-    hub = publish.build_hub(run_of(cfg, target_cfg, tmp_path), tmp_path, target)
+    hub = built(run_of(cfg, target_cfg, tmp_path), tmp_path, target)
     settings = json.loads((hub / "speculative.json").read_text())
     assert settings["vllm"] == {
         "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": 3,
     }  # fmt: skip
-    assert len((hub / "lookup-static.bin").read_bytes()) == 4 * (4 + 1 + 4 + 2 * (4 + 1 + 2))
+    assert len((hub / "lookup-static.bin").read_bytes()) == 4 * (4 + 1 + 4 + 1 * (4 + 1 + 2))  # not of the prompt
+    (llama,) = [v for v in verdicts("ngram", "T", "D", 3, engine_settings(hub)) if v.engine == "llama.cpp"]
+    assert "-lcs lookup-static.bin" in llama.how
+    (hub / "lookup-static.bin").unlink()
+    (llama,) = [v for v in verdicts("ngram", "T", "D", 3, engine_settings(hub)) if v.engine == "llama.cpp"]
+    assert "-lcs" not in llama.how
     assert load_drafter(hub, target)[1] == cfg
+
+
+def test_lines_ask_for_what_the_drafter_was_made_for_and_of_medusa_for_all_heads(
+    target_cfg: TargetConfig, target: Target, tmp_path: Path
+) -> None:
+    trained(MedusaConfig(draft_vocab_size=0, num_heads=4, num_spec_tokens=2), target, tmp_path)
+    hub = built(run_of(HydraConfig(num_spec_tokens=3), target_cfg, tmp_path), tmp_path, target)
+    assert served_length(hub, "medusa", 2) == 4 and served_length(hub, None, 2) == 2
+    assert json.loads((hub / "drafter.json").read_text())["drafter"]["num_spec_tokens"] == 2
+
+
+def test_what_no_engine_would_run_as_it_was_trained_stays_in_our_layout(
+    target_cfg: TargetConfig, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise UserError("its head has a bias")
+
+    trained(MedusaConfig(draft_vocab_size=0), target, tmp_path)
+    monkeypatch.setattr(publish.layouts, "write", refused)
+    assert (built(run_of(MedusaConfig(), target_cfg, tmp_path), tmp_path, target) / WEIGHTS).exists()
+    with pytest.raises(UserError, match="its head has a bias"):
+        built(run_of(MedusaConfig(), target_cfg, tmp_path, layout=PublishLayout.engine), tmp_path, target)
 
 
 def test_a_hydra_has_no_engine_to_be_published_for(target_cfg: TargetConfig, target: Target, tmp_path: Path) -> None:
@@ -135,7 +169,7 @@ def test_a_hydra_has_no_engine_to_be_published_for(target_cfg: TargetConfig, tar
     trained(cfg, target, tmp_path)
     run = run_of(cfg, target_cfg, tmp_path, layout=PublishLayout.engine)
     with pytest.raises(ConfigError, match="no engine loads hydra"):
-        publish.build_hub(run, tmp_path, target)
+        built(run, tmp_path, target)
     assert not (tmp_path / "hub").exists() and not list(tmp_path.glob(".hub*"))
 
 
@@ -156,7 +190,7 @@ def test_what_may_not_be_published(
     whole = json.loads((tmp_path / "report.json").read_text())
     write_json(tmp_path / "report.json", whole | report if report else {})
     with pytest.raises(UserError, match=line):
-        publish.build_hub(run_of(cfg, target_cfg, tmp_path, **values), tmp_path, target)
+        built(run_of(cfg, target_cfg, tmp_path, **values), tmp_path, target)
     assert not (tmp_path / "hub").exists()
 
 

@@ -72,6 +72,18 @@ def test_the_same_content_makes_no_new_commit_and_other_content_moves_the_tag(hu
     assert len(repo.commits) == len(commits) + 1 and set(repo.tags.values()) == {repo.head}
 
 
+def test_an_earlier_layout_does_not_stay_beside_the_new_one(hub: Hub, folder: Path) -> None:
+    for name in ("drafter.safetensors", "lookup-static.bin", "notes.md", "pool/pool.safetensors"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(name.encode())
+    sent(hub, folder, config())
+    for name in ("drafter.safetensors", "lookup-static.bin", "pool/pool.safetensors"):
+        (folder / name).unlink()
+    sent(hub, folder, config())
+    repo = hub.repos[NAME]
+    assert set(repo.commits[repo.head]) == {"README.md", "model.safetensors", "notes.md"}
+
+
 def test_a_cut_line_is_said_and_a_second_push_goes_on(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     hub.cut = True
