@@ -72,7 +72,7 @@ def test_every_kind_is_a_row_and_one_that_fails_says_why(
     hydra, lookup = rows["hydra", "lk"], rows["ngram", None]
     assert hydra["params"] > 1000 and hydra["train_tokens_per_s"] > 0 and hydra["seeds"] == [0]
     assert (lookup["params"], lookup["train_tokens_per_s"], lookup["conditional_acceptance_t0"]) == (0, None, [])
-    assert len(hydra["conditional_acceptance_t1"]) == 4 and hydra["num_spec_tokens"] == 2
+    assert len(hydra["conditional_acceptance_t1"]) == 4 and 1 <= hydra["num_spec_tokens"] <= 4  # tuned for speed
     assert len(hydra["tau_t0_by_length"]) == 4 and hydra["tau_t0_by_length"][1] == hydra["tau_t0"]
     for row in (hydra, lookup):
         for key in ("tau_t0", "tau_t1", "speedup"):

@@ -65,7 +65,7 @@ def test_every_kind_is_planned_or_named_as_left_out(made: tuple[dict[str, Any], 
     found, _ = made
     names = [kind.name for kind in planned(plan_config(tmp_path))]
     assert {"ngram", "hydra", "lookup+hydra", "lm", "early_exit", "jump", "block", "medusa"} <= found["kinds"].keys()
-    assert not {"suffix", "lookup+suffix"} & set(names)  # nothing to train
+    assert "suffix" in names and "lookup+suffix" not in names  # nothing to train
     left = " ".join(found["left_out"])
     assert all(name in found["kinds"] or name.removeprefix("lookup+") in left for name in names)
     assert "eagle3 (drafter.taps = []: [2, N//2, N-3] needs at least 7 layers" in left  # the target has two
@@ -75,7 +75,7 @@ def test_every_kind_is_planned_or_named_as_left_out(made: tuple[dict[str, Any], 
 
 def test_the_tables_say_what_a_user_asks(made: tuple[dict[str, Any], str]) -> None:
     found, out = made
-    for words in ("break-even α", "bonus", "a step is bound by", "no gain from batch", "left out: "):
+    for words in ("break-even α", "bonus", "a step is bound by", "best γ", "left out: "):
         assert words in out, words
     assert found["recommendation"] in out
 
