@@ -17,6 +17,7 @@ from .models import (
     MedusaConfig,
     NgramConfig,
     TargetConfig,
+    TreeConfig,
 )
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
 from .training import (
@@ -58,6 +59,7 @@ __all__ = [
     "RunConfig",
     "TargetConfig",
     "TrackingConfig",
+    "TreeConfig",
     "parse_bytes",
 ]
 

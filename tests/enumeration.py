@@ -16,7 +16,9 @@ from torch import Tensor
 
 import inference.decode as decode
 import inference.drafters.base as base
+import inference.drafters.branching as branching
 from inference.decode import Decoder, Request, Result, _Loop, _Row
+from inference.tree import Tree
 from inference.verify import Verdict
 
 Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
@@ -50,6 +52,17 @@ def thresholds(rule: Rule, rows: int, k: int) -> Tensor:
     at = bisect(len(places), lambda u: accepted(u) == best)
     at = torch.where(accepted(zero + TOP) == best, 2.0, at).view(rows, k, -1)  # 2: it made no difference there
     return at.amin(2).clamp(max=1.0)
+
+
+def by_node(rule: Rule) -> Rule:
+    """A tree's verdicts with the last node kept in place of how many were: two nodes may be as deep."""
+
+    def verdict(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
+        true = rule(rows, accept, final)
+        assert true.node is not None
+        return Verdict(true.node, true.next)
+
+    return verdict
 
 
 def law_of_round(rule: Rule, rows: int, k: int, size: int) -> Tensor:
@@ -104,7 +117,7 @@ class Choices:
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.rows: list[_Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
-        self.rule = decode.verify
+        self.rule, self.tree_rule = decode.verify, decode.verify_tree
         step, first = _Loop.step, _Loop._first_tokens
 
         def scripted_step(loop: _Loop) -> list[Result]:
@@ -117,31 +130,54 @@ class Choices:
 
         patch.setattr(_Loop, "step", scripted_step)
         patch.setattr(_Loop, "_first_tokens", scripted_first)
-        for module in (decode, base):
+        for module in (decode, base, branching):
             patch.setattr(module, "draw", self.draw)
         patch.setattr(decode, "verify", self.verify)
+        patch.setattr(decode, "verify_tree", self.verify_tree)
 
     def draw(self, probs: Tensor, _uniforms: Tensor) -> Tensor:
-        """One id a row [rows]."""
-        return self._chosen((probs.double() / probs.double().sum(-1, keepdim=True)).tolist())
+        """One id of each distribution [rows,V] or [rows,n,V]."""
+        law = probs.double() / probs.double().sum(-1, keepdim=True)
+        if law.dim() == 2:
+            return self._chosen(law.tolist())
+        return torch.stack([self._chosen(column.tolist()) for column in law.unbind(1)], 1)
 
     def verify(self, *args: Any) -> Verdict:
         """The rule's verdicts, chosen from their exact laws."""
         p, q, draft, counts, _accept, _final, *rest = args
-        parts = [t for t in (p, q, draft, counts) if t is not None]
-        keys = [b"|".join(t[b].contiguous().numpy().tobytes() for t in parts) for b in range(len(p))]
+
+        def rule(cases: list[Any], accept: Tensor, final: Tensor) -> Verdict:
+            return self.rule(*cases, accept, final, *rest)
+
+        kept, added = self._verdicts([p, q, draft, counts], rule, lambda known: known)
+        return Verdict(kept, added)
+
+    def verify_tree(self, *args: Any) -> Verdict:
+        """The same on trees."""
+        p, q, draft, counts, tree, _accept, _final = args
+
+        def rule(cases: list[Any], accept: Tensor, final: Tensor) -> Verdict:
+            return self.tree_rule(*cases[:4], Tree(cases[4], tree.depth), accept, final)
+
+        node, added = self._verdicts([p, q, draft, counts, tree.parents], rule, by_node)
+        return Verdict(tree.depths.gather(1, node[:, None]).squeeze(1), added, node)
+
+    def _verdicts(
+        self, parts: list[Tensor | None], rule: Callable[[list[Any], Tensor, Tensor], Verdict],
+        seen: Callable[[Rule], Rule],
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        p, draft = parts[0], parts[2]
+        assert p is not None and draft is not None
+        given = [t for t in parts if t is not None]
+        keys = [b"|".join(t[b].contiguous().numpy().tobytes() for t in given) for b in range(len(p))]
         new = list({key: b for b, key in enumerate(keys) if key not in self.laws}.values())
         if new:
-            cases = [t if t is None else t[new] for t in (p, q, draft, counts)]
-
-            def rule(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
-                verdict: Verdict = self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
-                return verdict
-
-            laws = law_of_round(rule, len(new), draft.shape[1], p.shape[2])
+            cases = [t if t is None else t[new] for t in parts]
+            pick: Rule = lambda rows, u, v: rule([t if t is None else t[rows] for t in cases], u, v)  # noqa: E731
+            laws = law_of_round(seen(pick), len(new), draft.shape[1], p.shape[2])
             self.laws |= {keys[b]: law.flatten().tolist() for b, law in zip(new, laws, strict=True)}
         outcome = self._chosen([self.laws[key] for key in keys])
-        return Verdict(outcome // p.shape[2], outcome % p.shape[2])
+        return outcome // p.shape[2], outcome % p.shape[2]
 
     def _chosen(self, laws: list[list[float]]) -> Tensor:
         pairs = zip(self.rows, laws, strict=True)

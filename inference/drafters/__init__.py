@@ -17,12 +17,14 @@ from conf.schema import (
     LmConfig,
     MedusaConfig,
     NgramConfig,
+    TreeConfig,
 )
 
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
+from ..tree import Dynamic, Shape, Static
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
 from .eagle3 import Eagle3Drafter
@@ -52,9 +54,24 @@ def build(
     """
     check_vocab(cfg, target, vocab_ids)
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
+    drafter.shape = shape_of(cfg, target.vocab_size if vocab_ids is None else len(vocab_ids))
     if cfg.lookup and not isinstance(drafter, NgramDrafter):
         drafter = HybridDrafter(drafter, cfg.min_match, cfg.max_match)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
+
+
+def shape_of(cfg: DrafterConfig, width: int) -> Shape | None:
+    """Of its drafts; None: chains, also while a static shape is still to be chosen. width: ids that can be drafted.
+    Raises ConfigError for a node with more children than that.
+    """
+    if not isinstance(cfg, TreeConfig) or cfg.tree is None:
+        return None
+    if cfg.tree == "dynamic":
+        return Dynamic(cfg.tree_nodes, cfg.tree_top_k, cfg.tree_depth)
+    most = max(map(cfg.tree_parents.count, cfg.tree_parents), default=0)
+    if most > width:
+        raise ConfigError(f"drafter.tree_parents: a node with {most} children, but only {width} ids can be drafted")
+    return Static(tuple(cfg.tree_parents)) if cfg.tree_parents else None
 
 
 def _trained_kind(

@@ -12,6 +12,7 @@ from transformers import PretrainedConfig
 from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
+from ..tree import Shape, Tree
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class Draft:
     """tokens [B,K] int64; counts [B]: valid draft tokens of each row; probs [B,K,V]: the distributions the tokens
     were really drawn from, None when they are deterministic (one-hot). sources: who drafted each row.
     logits [B,K,D]: the drafter's raw logits, for the parity check. resume: where verification goes on.
+    tree: of several candidates a position, token k being its node k + 1; nothing about it may depend on what is drawn
+    later. Siblings have the same probs; a later one was drawn without the earlier. None: a chain.
+    confidence [B,K]: of a tree, how probable its drafter thinks that the path to each node is the text.
     """
 
     tokens: Tensor
@@ -37,6 +41,8 @@ class Draft:
     sources: list[str] | None = None
     logits: Tensor | None = None
     resume: Resume | None = None
+    tree: Tree | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass
@@ -89,6 +95,7 @@ class Drafter(nn.Module, ABC):
     num_steps: int  # K of train_logits
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
+    shape: Shape | None = None  # of its drafts, where it makes trees; None: chains
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:

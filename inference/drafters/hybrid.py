@@ -10,6 +10,7 @@ from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
+from ..tree import Tree
 from .base import Context, Draft, Drafter, Features, TrainOutput
 from .ngram import Indexes, padded
 
@@ -89,11 +90,12 @@ class HybridDrafter(Drafter):
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
-    """Rows with a lookup take it (one-hot q); the others keep the inner draft. What the target has already worked
-    out is for other tokens then, so verification starts anew.
+    """Rows with a lookup take it (one-hot q, a chain); the others keep the inner draft. What the target has already
+    worked out is for other tokens then, so verification starts anew.
     """
     tokens, counts = inner.tokens.clone(), inner.counts.clone()
     probs = None if inner.probs is None else inner.probs.clone()
+    parents = None if inner.tree is None else inner.tree.parents.clone()
     for row, ids in enumerate(found):
         if not ids:
             continue
@@ -103,5 +105,11 @@ def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
         if probs is not None:
             probs[row] = 0.0
             probs[row, torch.arange(len(ids)), ids] = 1.0
+        if parents is not None:
+            parents[row] = 0
+            parents[row, : len(ids)] = torch.arange(len(ids))
     sources = ["lookup" if f else kind for f in found]
-    return Draft(tokens, counts, probs, sources, inner.logits)
+    tree = inner.tree
+    if tree is not None and parents is not None:
+        tree = Tree(parents, max(tree.depth, *map(len, found)))
+    return Draft(tokens, counts, probs, sources, inner.logits, tree=tree)

@@ -18,6 +18,7 @@ from ..sampling import SamplingRows
 from ..target import Target
 from ..traits import experts_of
 from .base import Chain, Context, Draft, Drafter
+from .branching import Followed, Vocabulary, grow
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
@@ -65,6 +66,12 @@ class LmDrafter(Drafter):
     ) -> Draft:
         """Read what is new, then k steps, each fed the token drafted before it."""
         hidden = self._catch_up(state, ctx)
+        if self.shape is not None:
+            true_lengths = list(state.cache.lengths)
+            vocabulary = Vocabulary(self.draft_ids, self.target_vocab, self.kind)
+            draft = grow(self.shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
+            state.cache.rollback(true_lengths)
+            return draft
         chain = Chain(self.draft_ids, self.target_vocab, self.kind)
         for step in range(k):
             token = chain.step(self.logits(hidden), sampling, generator)
@@ -130,6 +137,21 @@ class LmDrafter(Drafter):
             cached.extend(n)
         last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
         return hidden[torch.arange(len(new), device=hidden.device), last]
+
+
+class LmBranches:
+    """The keys and values of the nodes followed lie behind the text's in the LM's cache."""
+
+    def __init__(self, drafter: LmDrafter, state: LmState, hidden: Tensor) -> None:
+        self.drafter, self.cache = drafter, state.cache
+        self.followed = Followed(len(hidden), hidden.device)
+        self.logits = drafter.logits(hidden[:, None])
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """One forward over the level."""
+        hidden = self.drafter.lm.forward(tokens, self.cache, tree=self.followed.add(parents)).last
+        self.cache.advance([tokens.shape[1]] * len(tokens))
+        return self.drafter.logits(hidden)
 
 
 def add_lora(model: PreTrainedModel, rank: int) -> nn.Module:
