@@ -76,9 +76,10 @@ class NgramConfig(DrafterConfig):
 
 @dataclass
 class TreeConfig(DrafterConfig):
-    """Kinds that can draft trees, no deeper than num_spec_tokens."""
+    """Kinds that can draft trees, no deeper than num_spec_tokens. A trained drafter has the tree that was saved with
+    it, unless `tree` is chain, or static or dynamic with tune_tree=false."""
 
-    tree: str | None = None  # null: a chain; static: a fixed shape; dynamic: the most confident nodes of every round
+    tree: str | None = None  # null or chain; static: a fixed shape; dynamic: the most confident nodes of every round
     tree_parents: list[int] = field(default_factory=list)  # static: of nodes 1, 2, ... (0: the pending token)
     tree_nodes: int = 8  # dynamic: draft tokens of a round
     tree_depth: int = 0  # dynamic: 0: num_spec_tokens
@@ -87,8 +88,8 @@ class TreeConfig(DrafterConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        kinds = "null (a chain), static, dynamic"
-        require(self.tree in (None, "static", "dynamic"), "drafter.tree", self.tree, kinds)
+        kinds = (None, "chain", "static", "dynamic")
+        require(self.tree in kinds, "drafter.tree", self.tree, "null, chain, static, dynamic")
         depths = [0]
         for number, parent in enumerate(self.tree_parents, 1):
             before = f"0 to {number - 1} at place {number}: a node comes after its parent"

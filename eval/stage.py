@@ -12,12 +12,13 @@ import yaml
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig, TreeConfig
 from inference.artifact import CONFIG, WEIGHTS, load_drafter
-from inference.drafters import Drafter, build
+from inference.drafters import Drafter, build, reshape
 from inference.load import device_memory, load_target, precheck, wants_kernel
-from inference.replay import Lookup, longest_draft, lookup_of
+from inference.replay import Lookup, chain_of, longest_draft, lookup_of
 from inference.target import Target
+from inference.tree import Static
 
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .html import Trace, render
@@ -91,10 +92,17 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
     return digest_of(
         {
             "format": FORMAT, "bench": cfg.bench, "target": target, "seed": cfg.seed,
-            "num_spec_tokens": cfg.drafter.num_spec_tokens, "files": [file_digest(f) for f in files],
+            "num_spec_tokens": cfg.drafter.num_spec_tokens, **tree_settings(cfg.drafter), "files": [file_digest(f) for f in files],
             "drafter": [file_digest(f) for f in drafter if f.is_file()] or [where, cfg.drafter],
         }
     )  # fmt: skip
+
+
+def tree_settings(cfg: DrafterConfig) -> dict[str, Any]:
+    """What of a configuration decides which tree is drafted; nothing where it is the saved one."""
+    if not isinstance(cfg, TreeConfig) or cfg.tree is None:
+        return {}
+    return {name: value for name, value in vars(cfg).items() if name.startswith(("tree", "tune_tree"))}
 
 
 def _is_own(cfg: RunConfig, folder: Path) -> bool:
@@ -135,6 +143,7 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
     if isinstance(cfg.drafter, NgramConfig) and not Path(where).is_dir():
         return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, wanted)
     drafter, config, about = load_drafter(where, target)
+    reshape(drafter, cfg.drafter, target)
     return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
 
 
@@ -223,7 +232,7 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
         "speed: longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup "
         "was tuned on the choosing prompts at temperature 0: "
         f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
-        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}"
+        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}{tree_protocol(subject)}"
     )
 
 
@@ -235,6 +244,20 @@ def lookup_protocol(subject: Subject) -> str:
     chosen = (subject.about.get("training") or {}).get("lookup")
     how = "was tuned in the same way when its training ended" if chosen else "is as it was configured"
     return f" The drafter's own lookup ({words(rule)}) {how}."
+
+
+def tree_protocol(subject: Subject) -> str:
+    """Which tree is drafted; nothing for chains."""
+    shape = chain_of(subject.drafter).tree_shape
+    if shape is None:
+        return ""
+    static = isinstance(shape, Static)
+    nodes = len(shape.parents) if isinstance(shape, Static) else shape.nodes
+    return (
+        f" Drafts are {'static' if static else 'dynamic'} trees of up to {nodes} nodes, {subject.num_spec_tokens} deep at "
+        "most; positions are depths. Draft lengths that were tried are of chains."
+        f"{' Above temperature 0 what it drafts alone, and untrained, is not replayed.' if static else ''}"
+    )
 
 
 def words(rule: Lookup) -> str:

@@ -1,5 +1,7 @@
-"""A drafter beside a text that the target wrote greedily: what it would draft at every place, and how much of it would
-be kept. At temperature 0 a draft token is kept exactly when it is the text's (replay.py), so trees are replayed exactly.
+"""A drafter beside a text that the target wrote: what it would draft at every place, and how much of it would be kept.
+
+At temperature 0, or where siblings are deterministic, a draft token is kept exactly when it is the text's (replay.py), so
+that trees are replayed exactly.
 
 An anchor is the response index of the pending token. reach: of an anchor, how many draft tokens are kept there.
 """
@@ -9,11 +11,13 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from conf.schema import Rule
+
 from .drafters.base import Context, Draft, Drafter, Features
-from .replay import Record, chain_steps, record_batch
+from .replay import Record, chain_chances, chain_of, chain_steps, record_batch
 from .sampling import Sampling, SamplingRows
 from .target import Hidden, Target
-from .tree import depths_of
+from .tree import Dynamic, Static, depths_of
 
 NEVER = 2**30  # a rank no shape has: the token can't be drafted, or the text has ended
 
@@ -82,7 +86,7 @@ def static_reach(found: Tensor, parents: Sequence[int]) -> list[int]:
     return reach
 
 
-def path_ranks(draft: Draft, truth: Sequence[int]) -> list[tuple[float, int]]:
+def kept_path(draft: Draft, truth: Sequence[int]) -> list[tuple[float, int]]:
     """Of a draft's one row, the confidence and the number of each node on the path of the text's tokens `truth`."""
     assert draft.tree is not None and draft.confidence is not None
     parents, tokens, confidence = draft.tree.parents[0].tolist(), draft.tokens[0].tolist(), draft.confidence[0].tolist()
@@ -105,8 +109,27 @@ def dynamic_reach(draft: Draft, truth: Sequence[int], nodes: Sequence[int], dept
         (-c, i) for i, (c, d) in enumerate(zip(draft.confidence[0].tolist(), depths, strict=True)) if d <= depth
     ]
     order = {i: place for place, (_, i) in enumerate(sorted(candidates))}
-    places = [order[i] for _, i in path_ranks(draft, truth[:depth])]
+    places = [order[i] for _, i in kept_path(draft, truth[:depth])]
     return [sum(place < n for place in places) for n in nodes]
+
+
+def drafted_chances(
+    drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling, rule: Rule = Rule.auto
+) -> Tensor | None:
+    """[A,k] as `replay` takes them, for the drafts of the trained part of `drafter`, whatever shape they have: a chain's
+    (`chain_chances`), or what is kept of a tree. None for a static tree above temperature 0, whose siblings are drawn.
+
+    Siblings of a dynamic tree are deterministic, and kept exactly when they are the text's, at any temperature.
+    """
+    trained = chain_of(drafter)
+    match trained.tree_shape:
+        case None:
+            return chain_chances(trained, target, record, k, sampling, rule=rule)
+        case Static(parents):
+            return chances(static_reach(ranks(trained, target, record, k), parents), k) if sampling.greedy else None
+        case Dynamic():
+            every = enumerate(drafts(trained, target, record, k))
+            return chances([len(kept_path(draft, record.tokens[at + 1 :])) for at, draft in every], k)
 
 
 def chances(reach: Sequence[int], k: int) -> Tensor:

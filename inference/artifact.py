@@ -7,7 +7,7 @@ drafter.json holds the drafter's configuration (`drafter`), the target's identit
 training: {} (or `lookup` alone) for a drafter that was not trained, else `objective`, `optim`, `seed` (the run's
 settings), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection,
 sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `seconds`, `best` (the validation that
-chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and what it reached), `confidence` (how
+chose the weights), `untrained_tau`, `tree` and `lookup` (what was found best, and what it reached), `confidence` (how
 far a confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not
 say is missing.
 """

@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from conf.schema import DrafterConfig
+from inference.along import drafted_chances
 from inference.decode import Result
 from inference.drafters import Drafter
-from inference.replay import Lookup, chain_chances, lookup_of
+from inference.replay import Lookup, lookup_of
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Text, acceptance_length, record_of, tune
@@ -38,5 +39,5 @@ def tuned(
 def _text(drafter: Drafter, target: Target, result: Result, k: int) -> Text:
     record = record_of(result)
     drafts = drafter.num_steps > 0 and len(record.tokens) > 1
-    chances = chain_chances(drafter, target, record, k, Sampling()) if drafts else None
+    chances = drafted_chances(drafter, target, record, k, Sampling()) if drafts else None
     return Text(str(result.request.meta), record, chances)

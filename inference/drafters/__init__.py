@@ -36,7 +36,7 @@ from .lm import LmDrafter, cut_from, trim_head, without_weights
 from .medusa import MedusaDrafter
 from .ngram import NgramDrafter, lookup
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_block", "lookup", "needs_vocab"]
+__all__ = ["Context", "Draft", "Drafter", "Features", "build", "check_block", "lookup", "needs_vocab", "reshape", "shape_of"]
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -54,24 +54,37 @@ def build(
     """
     check_vocab(cfg, target, vocab_ids)
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
-    drafter.shape = shape_of(cfg, target.vocab_size if vocab_ids is None else len(vocab_ids))
+    drafter.tree_shape = shape_of(cfg, target, vocab_ids)
     if cfg.lookup and not isinstance(drafter, NgramDrafter):
         drafter = HybridDrafter(drafter, cfg.min_match, cfg.max_match)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
 
 
-def shape_of(cfg: DrafterConfig, width: int) -> Shape | None:
-    """Of its drafts; None: chains, also while a static shape is still to be chosen. width: ids that can be drafted.
-    Raises ConfigError for a node with more children than that.
+def shape_of(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Shape | None:
+    """Of its drafts; None: chains, also while a static shape is still to be chosen. Raises ConfigError for a node with
+    more children than there are ids to draft.
     """
-    if not isinstance(cfg, TreeConfig) or cfg.tree is None:
+    if not isinstance(cfg, TreeConfig) or cfg.tree in (None, "chain"):
         return None
     if cfg.tree == "dynamic":
         return Dynamic(cfg.tree_nodes, cfg.tree_top_k, cfg.tree_depth)
     most = max(map(cfg.tree_parents.count, cfg.tree_parents), default=0)
+    width = target.vocab_size if vocab_ids is None else len(vocab_ids)
     if most > width:
         raise ConfigError(f"drafter.tree_parents: a node with {most} children, but only {width} ids can be drafted")
     return Static(tuple(cfg.tree_parents)) if cfg.tree_parents else None
+
+
+def reshape(drafter: Drafter, cfg: DrafterConfig, target: Target) -> None:
+    """Give a loaded drafter the tree that cfg fixes; it keeps its own where cfg leaves that open. Raises UserError for
+    a kind that drafts chains only.
+    """
+    if not isinstance(cfg, TreeConfig) or cfg.tree is None or (cfg.tree != "chain" and cfg.tune_tree):
+        return
+    trained = drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+    if cfg.tree != "chain" and not trained.makes_trees:
+        raise UserError(f"drafter.tree = {cfg.tree}: a {trained.kind} drafter drafts chains only")
+    trained.tree_shape = shape_of(cfg, target, trained.draft_ids)
 
 
 def _trained_kind(

@@ -95,7 +95,8 @@ class Drafter(nn.Module, ABC):
     num_steps: int  # K of train_logits
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
-    shape: Shape | None = None  # of its drafts, where it makes trees; None: chains
+    makes_trees: bool = False
+    tree_shape: Shape | None = None  # of its drafts; None: chains
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:

@@ -26,6 +26,7 @@ class Eagle3Drafter(Drafter):
     """Reads every true position once; its own drafts are forgotten after the round."""
 
     kind = "eagle3"
+    makes_trees = True
 
     def __init__(self, target: Target, cfg: Eagle3Config, draft_ids: Tensor | None) -> None:
         super().__init__(draft_ids)
@@ -57,10 +58,10 @@ class Eagle3Drafter(Drafter):
         """Read what is new, then up to `num_steps` steps, each fed its own output and the token drafted before it."""
         feature = self._catch_up(state, ctx)
         true_lengths = list(state.cache.lengths)
-        if self.shape is not None:
+        if self.tree_shape is not None:
             vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
             branches = Eagle3Branches(self, state, feature)
-            draft = grow(self.shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
+            draft = grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
             state.cache.rollback(true_lengths)
             return draft
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)

@@ -28,6 +28,7 @@ class HydraDrafter(HeadsDrafter):
     """Sequential heads; `share_steps` uses one step's weights for all."""
 
     kind = "hydra"
+    makes_trees = True
 
     def __init__(self, target: Target, cfg: HydraConfig, draft_ids: Tensor | None) -> None:
         super().__init__(target, cfg.num_heads, draft_ids)
@@ -66,10 +67,10 @@ class HydraDrafter(HeadsDrafter):
         hidden = ctx.hidden.to(self.dtype)
         if self.prefix is not None and state is not None:
             hidden = self.prefix.newest(state, ctx)
-        if self.shape is not None:
+        if self.tree_shape is not None:
             vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
             branches = HydraBranches(self, hidden, ctx.last)
-            return grow(self.shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
+            return grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
         token, memories = ctx.last, self._no_memory()
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         for step in range(min(k, self.num_steps)):

@@ -35,6 +35,7 @@ class LmDrafter(Drafter):
     """Runs the small model on its own SlotCache; rejected drafts are rolled back by common prefix."""
 
     kind = "lm"
+    makes_trees = True
     num_steps = 1
     endless = True
 
@@ -66,10 +67,10 @@ class LmDrafter(Drafter):
     ) -> Draft:
         """Read what is new, then k steps, each fed the token drafted before it."""
         hidden = self._catch_up(state, ctx)
-        if self.shape is not None:
+        if self.tree_shape is not None:
             true_lengths = list(state.cache.lengths)
             vocabulary = Vocabulary(self.draft_ids, self.target_vocab, self.kind)
-            draft = grow(self.shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
+            draft = grow(self.tree_shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
             state.cache.rollback(true_lengths)
             return draft
         chain = Chain(self.draft_ids, self.target_vocab, self.kind)

@@ -30,6 +30,7 @@ class MedusaDrafter(HeadsDrafter):
     """Parallel heads: all read the same hidden state, none sees what the others drafted."""
 
     kind = "medusa"
+    makes_trees = True
 
     def __init__(self, target: Target, num_heads: int, num_layers: int, draft_ids: Tensor | None) -> None:
         super().__init__(target, num_heads, draft_ids)
@@ -43,9 +44,9 @@ class MedusaDrafter(HeadsDrafter):
     ) -> Draft:
         """From the first k heads one token each, or as many as the tree's shape has there."""
         logits = self.logits(ctx.hidden.to(self.dtype), min(k, self.num_steps))  # [B, K, D]
-        if self.shape is not None:
+        if self.tree_shape is not None:
             vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
-            return grow(self.shape, MedusaBranches(logits), logits.shape[1], vocabulary, sampling, generator)
+            return grow(self.tree_shape, MedusaBranches(logits), logits.shape[1], vocabulary, sampling, generator)
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         for step in range(logits.shape[1]):
             chain.step(logits[:, step], sampling, generator)

@@ -206,7 +206,7 @@ def test_a_tree_keeps_at_least_what_its_chain_would(tree: str) -> None:
     lengths = {}
     for shape in (tree, None):
         drafter = drafter_of("hydra unshared", tree, target)
-        drafter.shape = drafter.shape if shape else None
+        drafter.tree_shape = drafter.tree_shape if shape else None
         counts = Counts()
         for result in Decoder(target, drafter, num_spec_tokens=3).run(requests([40] * 5)):
             counts.add(result.rounds)
@@ -276,4 +276,4 @@ def test_impossible_trees_are_refused() -> None:
 
 
 def test_a_static_shape_that_is_not_chosen_yet_is_a_chain() -> None:
-    assert make_drafter("medusa", make_target(), tree="static").shape is None
+    assert make_drafter("medusa", make_target(), tree="static").tree_shape is None
