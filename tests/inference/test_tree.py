@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_target
-from histories import own_logits
-from torch import Tensor
+from histories import largest_tree_difference, node_difference, path_of, random_tree
 
 from inference.fused import can_fuse, fuse
 from inference.target import Target
@@ -21,17 +20,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_sliding": ("qwen2", {"use_sliding_window": True, "sliding_window": 2, "max_window_layers": 1}),
     "gpt_neox": ("gpt_neox", {}),
 }  # fmt: skip
-
-
-def random_tree(rng: random.Random, batch: int, nodes: int, deep: bool = False) -> Tree:
-    """Rows of different shape; deep: long paths."""
-    rows = [[rng.randint(max(0, i - 2) if deep else 0, i) for i in range(nodes)] for _ in range(batch)]
-    return Tree(torch.tensor(rows).view(batch, nodes), max(max(depths_of(row)) for row in rows))
-
-
-def path_of(parents: list[int], node: int) -> list[int]:
-    """From the root's child down to node."""
-    return [] if node == 0 else [*path_of(parents, parents[node - 1]), node]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -68,35 +56,14 @@ def prefilled(target: Target, rows: list[list[int]]) -> Any:
     return cache
 
 
-def errors(target: Target, tree: Tree, rows: list[list[int]], nodes: list[list[int]], logits: Tensor) -> float:
-    """Of the last logits.shape[1] nodes' logits, each against the stock model on the text and the node's path."""
-    worst, first = 0.0, 1 + tree.parents.shape[1] - logits.shape[1]
-    for b, (row, tokens) in enumerate(zip(rows, nodes, strict=True)):
-        for i in range(logits.shape[1]):
-            path = [0, *path_of(tree.parents[b].tolist(), first + i)]
-            text = row + [tokens[n] for n in path]
-            worst = max(worst, float((logits[b, i] - own_logits(target, text)[-1]).abs().max()))
-    return worst
-
-
 def new_tokens(rng: random.Random, rows: int, count: int) -> list[list[int]]:
     return [[rng.randrange(VOCAB) for _ in range(count)] for _ in range(rows)]
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_tree_is_read_as_each_of_its_paths_and_the_kept_one_goes_on(case: str) -> None:
-    target, rng = make_target(CASES[case][0], **CASES[case][1]), random.Random(case)
-    rows = new_tokens(rng, 1, 9) + new_tokens(rng, 1, 4) + new_tokens(rng, 1, 1)
-    cache = prefilled(target, rows)
-    for nodes in (6, 1, 9, 4):
-        tree, tokens = random_tree(rng, 3, nodes, deep=nodes == 6), new_tokens(rng, 3, nodes + 1)
-        logits = target.head(target.forward(torch.tensor(tokens), cache, tree=tree).last)
-        assert errors(target, tree, rows, tokens, logits) < 1e-9
-        paths = [[0, *path_of(parents, rng.randint(0, nodes))] for parents in tree.parents.tolist()]
-        paths[rng.randrange(3)] = []  # nothing of one row is kept
-        cache.keep(paths)
-        rows = [row + [new[n] for n in path] for row, new, path in zip(rows, tokens, paths, strict=True)]
-        assert cache.lengths == [len(row) for row in rows]
+    target = make_target(CASES[case][0], **CASES[case][1])
+    assert largest_tree_difference(target, random.Random(case), (6, 1, 9, 4)) < 1e-9
 
 
 @pytest.mark.parametrize("case", ["llama", "gemma3"])
@@ -107,7 +74,8 @@ def test_a_tree_may_be_read_level_by_level(case: str) -> None:
     for first, last in ((0, 1), (1, 3), (3, 6), (6, 7)):
         tree = Tree(torch.tensor(parents)[:, : last - 1], 3)
         part = torch.tensor(tokens)[:, first:last]
-        assert errors(target, tree, rows, tokens, target.head(target.forward(part, cache, tree=tree).last)) < 1e-9
+        logits = target.head(target.forward(part, cache, tree=tree).last)
+        assert node_difference(target, tree, rows, tokens, logits) < 1e-9
         cache.advance([last - first] * 2)
 
 
@@ -135,7 +103,7 @@ def test_wrong_masks_and_positions_are_caught(broken: Any, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         broken(patch)
         logits = target.head(target.forward(torch.tensor(tokens), prefilled(target, rows), tree=tree).last)
-    assert errors(target, tree, rows, tokens, logits) > 1e-3
+    assert node_difference(target, tree, rows, tokens, logits) > 1e-3
 
 
 def test_the_own_attention_kernel_takes_trees() -> None:
