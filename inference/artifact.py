@@ -10,9 +10,10 @@ training: {} (or `lookup` and `pool` alone) for a drafter that was not trained, 
 `lora_rank` (the run's settings; the last only where there were adapters), `online` (those of a run on a growing store),
 `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of collection, sources and
 their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses, each epoch's counted),
-`seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule that was found best, and
-what it reached), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence
-head can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
+`seconds`, `best` (the validation that chose the weights), `untrained_tau`, `tree` and `lookup` (what was found best,
+and what it reached), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a
+confidence head can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is
+missing.
 """
 
 import dataclasses
