@@ -1,7 +1,7 @@
 """A drafter beside a text that the target wrote: what it would draft at every place, and how much of it would be kept.
 
-At temperature 0, or where siblings are deterministic, a draft token is kept exactly when it is the text's (replay.py), so that
-trees are replayed exactly.
+At temperature 0, or where siblings are deterministic, a draft token is kept exactly when it is the text's (replay.py), so
+that trees are replayed exactly.
 
 An anchor is the response index of the pending token. reach: of an anchor, how many draft tokens are kept there.
 """
@@ -117,7 +117,8 @@ def drafted_chances(
     drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling, rule: Rule = Rule.auto
 ) -> Tensor | None:
     """[A,k] as `replay` takes them, for the drafts of the trained part of `drafter`, whatever shape they have: a
-    chain's (`chain_chances`), or what is kept of a tree. None for a static tree above temperature 0, whose siblings are drawn.
+    chain's (`chain_chances`), or what is kept of a tree. None for a static tree above temperature 0,
+    whose siblings are drawn.
 
     Siblings of a dynamic tree are deterministic, and kept exactly when they are the text's, at any temperature.
     """
