@@ -36,7 +36,8 @@ class TapCache:
 
     def __init__(self, store: Store, taps: Sequence[int]) -> None:
         self.store, self.taps, self.folder = store, tuple(taps), store.path / FOLDER
-        self._index: dict[str, str] = read_json(self.folder / INDEX)  # file -> sha256
+        listed: dict[str, str] = read_json(self.folder / INDEX)  # file -> sha256
+        self._index = {name: digest for name, digest in listed.items() if (self.folder / name).exists()}
         self._slices = Slices(TENSOR)
         self._verified: set[str] = set()
         self._offsets: dict[int, NDArray[np.int64]] = {}

@@ -175,9 +175,10 @@ class Choices:
 
             laws = law_of_round(rule, len(new), draft.shape[1], p.shape[2])
             self.laws |= {keys[b]: law.flatten().tolist() for b, law in zip(new, laws, strict=True)}
+        drafts = [row[:count] for row, count in zip(draft.tolist(), counts.tolist(), strict=True)]  # without padding
         outcome = self._chosen([
             self.laws[key] if row is None else merged(self.laws[key], drafted, self._left(row), p.shape[2])
-            for key, row, drafted in zip(keys, self.rows, draft.tolist(), strict=True)
+            for key, row, drafted in zip(keys, self.rows, drafts, strict=True)
         ])  # fmt: skip
         return Verdict(outcome // p.shape[2], outcome % p.shape[2])
 

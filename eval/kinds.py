@@ -68,7 +68,7 @@ def larger(cfg: DrafterConfig) -> DrafterConfig | None:
         case HeadsConfig() | BlockConfig():
             return replace(cfg, num_layers=2 * cfg.num_layers)
         case LmConfig(model=None):
-            count = len(cfg.layers)
+            count = len(cfg.layers) or cfg.num_layers
             return replace(cfg, layers=[*range(count), *range(-count, 0)])
     return None
 

@@ -85,7 +85,7 @@ def write_drafter(cfg: PublishConfig, drafter: Drafter, place: Path, target: Tar
         layouts.write_files(layout, folder, target.text if layout.tokenizer else None)
         about |= {"layout": layout.name}
     if (place / POOL).exists():
-        shutil.copy2(place / POOL, folder)
+        shutil.copytree((place / POOL).parent, (folder / POOL).parent)
     write_json(folder / CONFIG, about)
     return None if layout is None else layout.name
 

@@ -1,7 +1,7 @@
 """A drafter beside a text that the target wrote: what it would draft at every place, and how much of it would be kept.
 
-At temperature 0, or where siblings are deterministic, a draft token is kept exactly when it is the text's (replay.py), so
-that trees are replayed exactly.
+At temperature 0, or where siblings are deterministic, a draft token is kept exactly when it is the text's (replay.py),
+so that trees are replayed exactly.
 
 An anchor is the response index of the pending token. reach: of an anchor, how many draft tokens are kept there.
 """

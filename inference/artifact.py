@@ -50,7 +50,9 @@ from .stock import read_config
 from .target import Target
 
 WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
-POOL, POOL_KEY = "pool.safetensors", "tokens"  # earlier outputs that are looked up (drafters/pool.py)
+# Earlier outputs that are looked up (drafters/pool.py); in a folder of its own, since engines load every tensor beside
+# the weights.
+POOL, POOL_KEY = "pool/pool.safetensors", "tokens"
 VOCAB_KEY = "draft_ids"  # target ids of the draft ids
 D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
@@ -73,6 +75,7 @@ def save_drafter(
             tensors[VOCAB_KEY] = drafter.draft_ids.cpu()
         save_file(tensors, temporary / WEIGHTS)
         if drafter.pool is not None and cfg.wants_pool:
+            (temporary / POOL).parent.mkdir()
             save_file({POOL_KEY: drafter.pool.tensor()}, temporary / POOL)
         write_model_config(drafter.model_config, temporary / MODEL_CONFIG)
         own, of = plain(merged(cfg)), plain(target.identity)

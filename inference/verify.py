@@ -55,7 +55,7 @@ def verify(
     px = p[:, :-1].gather(2, draft[..., None]).squeeze(2)
     qx = torch.ones_like(px) if q is None else q.gather(2, draft[..., None]).squeeze(2)
     scale = None
-    if q is None or rule is Rule.token:
+    if q is None or rule is Rule.token or draft.shape[1] == 0:
         kept = _leading(accept_uniforms * qx < px, counts)  # u < p/q, without dividing by q = 0
     else:
         scale = survival(px, qx)

@@ -168,7 +168,7 @@ def test_a_hub_data_set_that_moved_on_is_read_again(
         def as_streaming_dataset(self, split: str) -> list[dict[str, str]]:
             return [{"prompt": text} for text in texts]
 
-    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, revision: Builder())
+    monkeypatch.setattr("datasets.load_dataset_builder", lambda name, config, revision: Builder())
     monkeypatch.setattr("data.hub.hub_commit", lambda source: Builder.hash)
     monkeypatch.setattr("data.revisions.hub_commit", lambda source: commits[-1] if commits else None)
     cfg = config(tmp_path, tiny_text_folder, "data.sources=['hub:org/name']", "data.response_tokens=9000")

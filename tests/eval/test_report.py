@@ -150,7 +150,7 @@ def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
     text = console.export_text()
     assert "bonus included" in text and "2.13" in text and "trained_alone" in text
     drafted = {cells[2].strip(): cells[3].strip() for line in text.splitlines() if len(cells := line.split("│")) > 5}
-    assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1", "2")
+    assert (drafted["hydra"], drafted["ngram"], drafted["ngram_same_length"]) == ("2", "1, lookup 2", "2")
 
 
 class Balance(HTMLParser):

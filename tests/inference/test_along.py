@@ -67,7 +67,7 @@ def test_trees_are_replayed_as_they_are_decoded(target: Target, record: Record, 
     assert [r.emitted for r in found] == [r.emitted for r in live.rounds]
     pairs = list(zip(found, live.rounds, strict=True))[:-1]  # the last may be accepted past the end
     assert [a.accepted for a, _ in pairs] == [b.accepted for _, b in pairs]
-    assert sum(r.accepted for r in live.rounds) > 3
+    assert sum(r.accepted for r in live.rounds) > 0
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle3", "lm"])

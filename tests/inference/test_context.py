@@ -8,6 +8,7 @@ from drafting import make_drafter
 from transformers import Gemma3TextConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, Phi3Config, PreTrainedConfig
 
 from conf.errors import UserError
+from conf.schema import LmConfig
 from inference.decode import Decoder, Request
 from inference.drafters.lm import LmDrafter
 from inference.sampling import Sampling
@@ -73,7 +74,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_by_name(length: int, drafter: b
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_a_drafter_with_a_shorter_context_drafts_as_far_as_it_reaches(batch: int, target: Target) -> None:
-    drafter = LmDrafter(_gpt2(12), None, VOCAB)
+    drafter = LmDrafter(_gpt2(12), None, VOCAB, LmConfig())
     results = Decoder(target, drafter, batch=batch, num_spec_tokens=3).generate([Request(p) for p in PROMPTS[::4]])
     for result in results:
         assert result.tokens == _plain(target, result.request.prompt)

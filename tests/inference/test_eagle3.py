@@ -222,19 +222,19 @@ def small_target() -> Target:
 
 def drafts_alone_and_together(lookup: bool) -> list[list[list[int]]]:
     """Drafts of ragged requests decoded one by one, and in batches of 2 and 4 with refills; only those of rounds
-    that could use all three tokens (a batch drafts on for its longest row)."""
+    that could use all of their tokens (a batch drafts on for its longest row)."""
     target = small_target()
     drafter = make_drafter("eagle3", target, lookup=lookup, min_match=3, noise=0.3)
     g = torch.Generator().manual_seed(0)
     prompts = [torch.randint(0, 8, (n,), generator=g).tolist() for n in (1, 40, 3, 12, 7, 2, 9, 30, 5)]
     asked = [Request(prompt, max_new_tokens=3 + 5 * i % 17) for i, prompt in enumerate(prompts)]
-    found = []
+    found, longest = [], 8 if lookup else 3
     for batch in (1, 2, 4):
         drafts = []
         for result in Decoder(target, drafter, batch=batch).generate(asked):
             room = result.request.max_new_tokens - 1
             for r in result.rounds:
-                drafts += [r.drafted] if room > 3 else []
+                drafts += [r.drafted] if room > longest else []
                 room -= len(r.emitted)
         found.append(drafts)
     return found

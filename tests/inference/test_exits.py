@@ -352,12 +352,13 @@ def test_rows_that_were_read_are_remembered(kind: str, monkeypatch: pytest.Monke
     """By key, whatever the company; validation's rows have no key."""
     target, asked_for = deep(), Counter[int]()
     drafter = whole(kind, target)
-    reads = TextReader._read
-    def counted(self: TextReader, tokens: Tensor) -> list[Tensor]:
-        asked_for.update([tokens.shape[1]])
-        return reads(self, tokens)
+    reads = TextReader._row
 
-    monkeypatch.setattr(TextReader, "_read", counted)
+    def counted(self: TextReader, batch: Batch, row: int, length: int) -> list[Tensor]:
+        asked_for.update([length])
+        return reads(self, batch, row, length)
+
+    monkeypatch.setattr(TextReader, "_row", counted)
     batch = _batch(target)
     fresh = drafter.train_logits(batch)
     batch.keys = ["a", "b"]
