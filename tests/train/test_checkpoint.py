@@ -55,7 +55,10 @@ def save(folder: Path, step: int, keep: int = 2, **state: Any) -> Checkpoints:
 def test_everything_comes_back(tmp_path: Path) -> None:
     module, optimizer = trained(0)
     checkpoints = Checkpoints(tmp_path, 2)
-    state = TrainState(3, {"epoch": 1, "index": 4}, 99, 1.5, 1.0, [{"step": 0, "tau": 1.2}], {"seed": 7})
+    state = TrainState(
+        3, {"epoch": 1, "index": 4}, 99, seconds=1.5, step_seconds=1.0, validations=[{"step": 0, "tau": 1.2}],
+        identity={"seed": 7},
+    )  # fmt: skip
     checkpoints.save(state, module, optimizer, [rng_state()])
     other, other_optimizer = trained(1)
     loaded = checkpoints.latest()

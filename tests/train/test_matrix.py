@@ -180,6 +180,8 @@ def test_chains_over_anchors_do_not_depend_on_the_chunks(
     parts = distillation("lm", accelerator, cfg)
     parts.step(0, [batch])
     for (name, p), q in zip(whole.drafter.named_parameters(), parts.drafter.parameters(), strict=True):
+        if not p.requires_grad:
+            continue
         assert p.grad is not None and q.grad is not None
         torch.testing.assert_close(p.grad, q.grad, msg=name)
 

@@ -79,6 +79,6 @@ def test_the_impossible_is_refused_in_one_line(
 @pytest.mark.parametrize("kind", ["hydra", "medusa", "eagle3", "block"])
 def test_kinds_without_layers_of_a_model_have_no_lora(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert guarded(lambda: load("train", [f"drafter={kind}", "drafter.lora_rank=4"])) == 2
-    line = f"error: drafter.lora_rank is not an option of the {kind} drafter"
+    line = f"error: drafter.lora_rank: a {kind} drafter has nothing for a LoRA to adapt"
     said = capsys.readouterr().err
     assert said.startswith(line) and said.count("\n") == 1
