@@ -48,7 +48,7 @@ def drafter_of(kind: str, tree: str, target: Target, noise: float = 0.5) -> Draf
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_text_has_the_targets_probability(target: Target, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    limits = {"batch": 1, "length": 4} if "lookup" in kind else {"length": 3, "beyond": 2}
+    limits = {"batch": 1} if "lookup" in kind else {"beyond": 2}  # a hybrid's rows depend on each other
     assert error(target, drafter_of(kind, "dynamic", target), ALL, monkeypatch, **limits) < 1e-9
 
 
@@ -148,7 +148,7 @@ BROKEN: dict[Callable[[pytest.MonkeyPatch], None], str] = {
 def test_broken_loops_are_caught(target: Target, broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     broken(monkeypatch)
     drafter = drafter_of("hydra", "dynamic", target)
-    assert error(target, drafter, SAMPLINGS[BROKEN[broken]], monkeypatch, length=4, batch=1, beyond=1) > 1e-4
+    assert error(target, drafter, SAMPLINGS[BROKEN[broken]], monkeypatch, length=4, beyond=2) > 1e-4
 
 
 def _shape_by_what_was_drawn(patch: pytest.MonkeyPatch) -> None:
@@ -165,4 +165,4 @@ def _shape_by_what_was_drawn(patch: pytest.MonkeyPatch) -> None:
 def test_wrongly_ordered_siblings_are_caught(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     _shape_by_what_was_drawn(monkeypatch)
     drafter = drafter_of("hydra", "small", target)
-    assert error(target, drafter, SAMPLINGS["plain"], monkeypatch, length=2, batch=1, beyond=1) > 1e-3
+    assert error(target, drafter, SAMPLINGS["plain"], monkeypatch, length=2, beyond=2) > 1e-3
