@@ -23,18 +23,22 @@ NEVER = 2**30  # a rank no shape has: the token can't be drafted, or the text ha
 
 
 def drafts(drafter: Drafter, target: Target, record: Record, k: int) -> Iterator[Draft]:
-    """The greedy draft at each anchor in turn, as in the loop at batch 1."""
+    """The greedy draft at each anchor in turn, as in the loop at batch 1: never longer than the record's length limit
+    leaves room for, so that the last anchors have none."""
     text, start = [*record.prompt, *record.tokens], len(record.prompt)
     tokens = torch.tensor([text], device=target.device)
     read = target.read(tokens, torch.tensor([len(text)]), drafter.taps)
     sampling, generator, state = SamplingRows([Sampling()], target.device), torch.Generator(), drafter.start(1)
     drafter.admit(state, [0])
     for at in range(start, len(text) - 1):
+        room = record.max_new_tokens - (at - start) - 2  # one place is the target's own token's
+        if room < 1:
+            return
         first = 0 if at == start else at - 1
         drafter.observe(state, [0], _features(tokens, read, first, at))
         ctx = Context([text[: at + 1]], tokens[:, at], read.last[:, at - 1], [True], target.new_cache(1))
         with torch.inference_mode():
-            draft = drafter.draft(state, ctx, k, sampling, generator)
+            draft = drafter.draft(state, ctx, min(k, room), sampling, generator)
         yield draft
 
 
@@ -127,13 +131,16 @@ def drafted_chances(
         case None:
             return chain_chances(trained, target, record, k, sampling, rule=rule)
         case Static(parents):
-            return chances(static_reach(ranks(trained, target, record, k), parents), k) if sampling.greedy else None
+            if not sampling.greedy:
+                return None
+            return chances(static_reach(ranks(trained, target, record, k), parents), record, k)
         case Dynamic():
             every = enumerate(drafts(trained, target, record, k))
-            return chances([len(kept_path(draft, record.tokens[at + 1 :])) for at, draft in every], k)
+            return chances([len(kept_path(draft, record.tokens[at + 1 :])) for at, draft in every], record, k)
 
 
-def chances(reach: Sequence[int], k: int) -> Tensor:
-    """[A,k] as `replay` takes them: 1 for the draft tokens that are kept, else 0."""
-    kept = torch.tensor(reach, dtype=torch.int64)
+def chances(reach: Sequence[int], record: Record, k: int) -> Tensor:
+    """[A,k] as `replay` takes them: 1 for the draft tokens that are kept, else 0; of anchors past `reach` nothing is."""
+    kept = torch.zeros(len(record.tokens) - 1, dtype=torch.int64)
+    kept[: len(reach)] = torch.tensor(reach, dtype=torch.int64)
     return (torch.arange(k) < kept[:, None]).double()

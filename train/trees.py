@@ -62,7 +62,7 @@ class Trial:
         verify, lookup = between(self.verify), lookup_of(self.drafter)
         drafted = verify(option.nodes + 1) + drafting
         for (category, record), reach in zip(self.texts, option.reach, strict=True):
-            for r in replay(record, self.k, lookup=lookup, chances=chances(reach, self.k), source="tree"):
+            for r in replay(record, self.k, lookup=lookup, chances=chances(reach, record, self.k), source="tree"):
                 seconds = drafted if r.source == "tree" else verify(r.proposed + 1)
                 for i, value in enumerate((len(r.emitted), seconds, 1)):
                     sums[category][i] += value
