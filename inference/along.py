@@ -140,7 +140,7 @@ def drafted_chances(
 
 
 def chances(reach: Sequence[int], record: Record, k: int) -> Tensor:
-    """[A,k] as `replay` takes them: 1 for the draft tokens that are kept, else 0; of anchors past `reach` nothing is."""
+    """[A,k] as `replay` takes them: 1 for the draft tokens that are kept, else 0; past `reach` nothing is kept."""
     kept = torch.zeros(len(record.tokens) - 1, dtype=torch.int64)
     kept[: len(reach)] = torch.tensor(reach, dtype=torch.int64)
     return (torch.arange(k) < kept[:, None]).double()

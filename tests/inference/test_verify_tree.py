@@ -88,10 +88,10 @@ def all_drafts(shape: list[int], q: list[Tensor]) -> list[tuple[float, list[int]
 
 def best_drafts(shape: list[int], q: list[Tensor]) -> list[tuple[float, list[int]]]:
     """The one draft of the most probable tokens."""
-    return [max(all_drafts(shape, [law**8 for law in q]))]
+    return [(1.0, max(all_drafts(shape, q))[1])]
 
 
-P, Q = laws(0), laws(1, 0.7)
+P, Q = laws(0), laws(3, 0.7)  # P is above Q at two tokens of the first place: what is left of it has a shape
 
 
 def round_of(name: str, one_hot: bool, q: list[Tensor] = Q) -> Round:
@@ -162,7 +162,7 @@ def others_children(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, 
     (final_from_p, "wide", False), (final_from_p, "wide", True), (others_children, "two paths", True),
 ])  # fmt: skip
 def test_wrong_rules_are_caught(wrong: Judge, name: str, one_hot: bool) -> None:
-    assert round_of(name, one_hot).error(wrong, len(SHAPES[name]), one_hot) > 1e-3
+    assert round_of(name, one_hot).error(wrong, len(SHAPES[name]), one_hot) > 1e-4
 
 
 def test_the_deterministic_rule_is_true_of_drawn_siblings_but_keeps_fewer() -> None:

@@ -65,7 +65,7 @@ def test_dear_verification_makes_small_trees(target: Target, tree: str, monkeypa
     sizes = []
     for further in (FLAT, STEEP):
         costs(monkeypatch, further)
-        cfg, drafter, figures = tune(target, "hydra", tree=tree)
+        cfg, drafter, figures = tune(target, "lm", tree=tree)
         assert figures is not None and isinstance(cfg, TreeConfig)
         sizes.append(figures["nodes"])
         if tree == "static":
@@ -79,7 +79,7 @@ def test_dear_drafting_makes_shallow_trees(target: Target, monkeypatch: pytest.M
     depths = []
     for drafting in (0.0, 0.8):
         costs(monkeypatch, FLAT, drafting)
-        _, _, figures = tune(target, "hydra", tree="dynamic")
+        _, _, figures = tune(target, "lm", tree="dynamic")
         assert figures is not None
         depths.append(figures["depth"])
     assert depths[0] > depths[1]
