@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .errors import require
-from .models import DrafterConfig
+from .models import TreeConfig
 
 
 class Init(StrEnum):
@@ -17,7 +17,7 @@ class Init(StrEnum):
 
 
 @dataclass
-class LmConfig(DrafterConfig):
+class LmConfig(TreeConfig):
     """A separate small LM: any causal LM with the target's tokenizer (`model`), or one cut out of the target: its
     `layers`, or `num_layers` that `init` chooses. A drafter's folder names the layers that were chosen.
     """

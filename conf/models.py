@@ -9,6 +9,7 @@ from omegaconf import MISSING
 from .errors import require
 from .lookups import LookupKind, LookupSettings
 
+MOST_NODES = 256  # of a tree
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 
 
@@ -99,7 +100,38 @@ class SuffixConfig(LookupConfig):
 
 
 @dataclass
-class HeadsConfig(DrafterConfig):
+class TreeConfig(DrafterConfig):
+    """Kinds that can draft trees, no deeper than num_spec_tokens. A trained drafter has the tree that was saved with
+    it, unless `tree` is chain, or static or dynamic with tune_tree=false."""
+
+    tree: str | None = None  # null or chain; static: a fixed shape; dynamic: the most confident nodes of every round
+    tree_parents: list[int] = field(default_factory=list)  # static: of nodes 1, 2, ... (0: the pending token)
+    tree_nodes: int = 8  # dynamic: draft tokens of a round
+    tree_depth: int = 0  # dynamic: 0: num_spec_tokens
+    tree_top_k: int = 4  # dynamic: nodes followed at each depth, and children looked at of each
+    tune_tree: bool = True  # choose shape, nodes and depth anew on the choosing prompts when training ends
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = (None, "chain", "static", "dynamic")
+        require(self.tree in kinds, "drafter.tree", self.tree, "null, chain, static, dynamic")
+        depths = [0]
+        for number, parent in enumerate(self.tree_parents, 1):
+            before = f"0 to {number - 1} at place {number}: a node comes after its parent"
+            require(0 <= parent < number, "drafter.tree_parents", self.tree_parents, before)
+            depths.append(depths[parent] + 1)
+        require(depths == sorted(depths), "drafter.tree_parents", self.tree_parents, "nodes in order of their depth")
+        deep = f"paths of at most drafter.num_spec_tokens = {self.num_spec_tokens} nodes"
+        require(depths[-1] <= self.num_spec_tokens, "drafter.tree_parents", self.tree_parents, deep)
+        require(len(self.tree_parents) <= MOST_NODES, "drafter.tree_parents", self.tree_parents, f"<= {MOST_NODES}")
+        require(1 <= self.tree_nodes <= MOST_NODES, "drafter.tree_nodes", self.tree_nodes, f"1 to {MOST_NODES}")
+        upto = f"0 to drafter.num_spec_tokens = {self.num_spec_tokens}"
+        require(0 <= self.tree_depth <= self.num_spec_tokens, "drafter.tree_depth", self.tree_depth, upto)
+        require(1 <= self.tree_top_k <= MOST_NODES, "drafter.tree_top_k", self.tree_top_k, f"1 to {MOST_NODES}")
+
+
+@dataclass
+class HeadsConfig(TreeConfig):
     """What Medusa and Hydra heads share."""
 
     draft_vocab_size: int = 4096
@@ -144,7 +176,7 @@ class HydraConfig(HeadsConfig):
 
 
 @dataclass
-class Eagle3Config(DrafterConfig):
+class Eagle3Config(TreeConfig):
     """EAGLE-3: one decoder layer over fused taps of the target, trained on its own outputs."""
 
     kind: str = "eagle3"

@@ -22,6 +22,7 @@ from .models import (
     NgramConfig,
     SuffixConfig,
     TargetConfig,
+    TreeConfig,
 )
 from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
@@ -83,6 +84,7 @@ __all__ = [
     "TargetConfig",
     "TrackingConfig",
     "TrainMode",
+    "TreeConfig",
     "parse_bytes",
     "parse_seconds",
 ]

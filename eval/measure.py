@@ -13,11 +13,13 @@ from conf.schema import BenchConfig, DrafterConfig, Rule
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
+from inference.along import drafted_chances
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
 from inference.sampling import Sampling
 from inference.target import Target
+from inference.tree import Static
 from inference.tuning import Matches, Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
@@ -47,18 +49,29 @@ class Contest:
         k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
         lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
         play = partial(replay, record, pool=self.drafter.pool, source=chain_of(self.drafter).kind, generator=generator)
-        if self.untrained is not None:
-            out["untrained"] = play(k, lookup=lookup, chances=self._chances(self.untrained, record, k, sampling))
+        trained = self.drafter if self.drafter.trainable else None
+        for name, drafter, first in (("untrained", self.untrained, lookup), ("trained_alone", trained, None)):
+            own = None if drafter is None else self._drafted(drafter, record, k, sampling)
+            if own is not None:
+                out[name] = play(k, lookup=first, chances=own)
         if self.drafter.trainable:
             chances = self._chances(self.drafter, record, longest, sampling)
-            out["trained_alone"] = play(k, chances=chances)
-        if chances is not None and not sampling.greedy and self.rule is not Rule.token:
+        chained = chances is not None and chain_of(self.drafter).tree_shape is None
+        if chained and not sampling.greedy and self.rule is not Rule.token:
             single = self._chances(self.drafter, record, k, sampling, Rule.token)
             out[TOKEN_RULE] = play(k, lookup=lookup, chances=single)
         out |= {f"{SWEEP}{n}": play(n, lookup=lookup, chances=chances) for n in range(1, longest + 1)}
         if lookup is not None and lookup.tokens not in (None, k):
             out[SAME_LENGTH] = play(k, lookup=replace(lookup, tokens=None), chances=chances)
         return out
+
+    def _drafted(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> torch.Tensor | None:
+        """Of the drafts as they really are, trees too; None where a tree's siblings are drawn."""
+        if isinstance(chain_of(drafter).tree_shape, Static) and not sampling.greedy:
+            return None
+        if len(record.tokens) < 2:
+            return torch.zeros(0, k)
+        return drafted_chances(drafter, self.target, record, k, sampling, self.rule)
 
     def _chances(
         self, drafter: Drafter, record: Record, k: int, sampling: Sampling, rule: Rule | None = None

@@ -12,13 +12,14 @@ import yaml
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
 from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
-from inference.drafters import Drafter, Lookup, build
+from inference.drafters import Drafter, Lookup, build, reshape
 from inference.load import device_memory, load_target, precheck, wants_kernel
-from inference.replay import longest_draft, lookup_of
+from inference.replay import chain_of, longest_draft, lookup_of
 from inference.target import Target
+from inference.tree import Static
 
 from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
@@ -96,7 +97,7 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
     target = {key: value for key, value in plain(cfg.target).items() if key != "device"}
     return digest_of(
         {
-            "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed,
+            "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed, **tree_settings(cfg.drafter),
             "num_spec_tokens": None if cfg.drafter.tune_length else cfg.drafter.num_spec_tokens,
             "sets": [revision_of(name) for name in bench_sources(cfg)],
             "against": other and (_contents(other) or other),
@@ -108,6 +109,13 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
 def _contents(where: str) -> list[str]:
     """Digests of a local drafter's files."""
     return [file_digest(path) for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
+
+
+def tree_settings(cfg: DrafterConfig) -> dict[str, Any]:
+    """What of a configuration decides which tree is drafted; nothing where it is the saved one."""
+    if not isinstance(cfg, TreeConfig) or cfg.tree is None:
+        return {}
+    return {name: value for name, value in vars(cfg).items() if name.startswith(("tree", "tune_tree"))}
 
 
 def _is_own(cfg: RunConfig, folder: Path) -> bool:
@@ -153,6 +161,7 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
         return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
     drafter, config, about = load_drafter(where, target)
     wanted = draft_length(cfg.drafter, config)
+    reshape(drafter, cfg.drafter, target)
     return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
 
 
@@ -253,7 +262,7 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
         "speed: longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup "
         "was tuned on the choosing prompts at temperature 0: "
         f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
-        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}"
+        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}{tree_protocol(subject)}"
     )
 
 
@@ -265,6 +274,20 @@ def lookup_protocol(subject: Subject) -> str:
     chosen = (subject.about.get("training") or {}).get("lookup")
     how = "was tuned when its training ended, for speed, on choosing prompts" if chosen else "is as it was configured"
     return f" The drafter's own lookup ({words(rule)}) {how}."
+
+
+def tree_protocol(subject: Subject) -> str:
+    """Which tree is drafted; nothing for chains."""
+    shape = chain_of(subject.drafter).tree_shape
+    if shape is None:
+        return ""
+    static = isinstance(shape, Static)
+    nodes = len(shape.parents) if isinstance(shape, Static) else shape.nodes
+    return (
+        f" Drafts are {'static' if static else 'dynamic'} trees of up to {nodes} nodes, at most "
+        f"{subject.num_spec_tokens} deep; positions are depths. Draft lengths that were tried are of chains."
+        f"{' Above temperature 0 what it drafts alone, and untrained, is not replayed.' if static else ''}"
+    )
 
 
 def words(rule: Lookup) -> str:

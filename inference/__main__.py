@@ -10,7 +10,7 @@ from conf.schema import GenerateConfig, NgramConfig
 from .acceptance import Counts, Round
 from .artifact import draft_length, load_drafter
 from .decode import Decoder, Request
-from .drafters import Drafter, build
+from .drafters import Drafter, build, reshape
 from .load import load_target
 from .replay import longest_draft
 from .sampling import Sampling
@@ -62,6 +62,7 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
             return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
+    reshape(drafter, cfg.drafter, target)
     wanted = draft_length(cfg.drafter, saved)
     return drafter, min(wanted, longest_draft(drafter, wanted))
 

@@ -12,19 +12,26 @@ from typing import Any
 class Round:
     """One propose-verify step of one row.
 
-    drafted: the tokens proposed; accepted: how many of them were kept by verification; emitted: the tokens
-    really added to the text (cut by the length limit, EOS or a stop string); source: who drafted.
+    drafted: the token proposed at each position (of a tree: on the path that was kept, and below it the first node of
+    each depth); accepted: how many of them were kept by verification; emitted: the tokens really added to the text
+    (cut by the length limit, EOS or a stop string); source: who drafted; nodes: of a tree, all of its draft tokens.
     """
 
     drafted: list[int]
     accepted: int
     emitted: list[int]
     source: str = ""
+    nodes: int | None = None
 
     @property
     def proposed(self) -> int:
-        """Number of draft tokens."""
+        """Number of positions drafted."""
         return len(self.drafted)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens verified: one a position, or the nodes of a tree."""
+        return self.proposed if self.nodes is None else self.nodes
 
     @property
     def kept(self) -> int:
@@ -40,6 +47,7 @@ class Counts:
     rounds: int = 0
     emitted: int = 0
     draft_rounds: int = 0  # rounds with at least one draft token
+    num_draft_tokens: int = 0
     proposed_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
     reached_at: list[int] = field(default_factory=list)  # all earlier positions accepted, and the text went on
@@ -52,6 +60,7 @@ class Counts:
             self.rounds += 1
             self.emitted += len(r.emitted)
             self.draft_rounds += r.proposed > 0
+            self.num_draft_tokens += r.num_draft_tokens
             self._widen(r.proposed)
             for k in range(r.proposed):
                 self.proposed_at[k] += 1
@@ -74,8 +83,7 @@ class Counts:
     @property
     def draft_acceptance_rate(self) -> float:
         """Accepted / proposed draft tokens."""
-        proposed = sum(self.proposed_at)
-        return sum(self.accepted_at) / proposed if proposed else 0.0
+        return sum(self.accepted_at) / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
     def summary(self, num_spec_tokens: int) -> dict[str, Any]:
         """The names of vLLM and AIPerf, and `vllm_rules`: the same counts computed vLLM's way. A lookup in front of a
@@ -94,7 +102,7 @@ class Counts:
             "conditional_acceptance_rate_per_pos": _ratios(self.accepted_at, self.reached_at),
             "acceptance_histogram": list(self.histogram),
             "num_spec_steps": self.rounds,
-            "num_draft_tokens": sum(self.proposed_at),
+            "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_draft_tokens": sum(self.accepted_at),
             "num_emitted_tokens": self.emitted,
             "vllm_rules": {

@@ -10,8 +10,8 @@ training: {} (or `lookup`, `length` and `pool` alone) for a drafter that was not
 `seed`, `lora_rank` (the run's settings; the last only where there were adapters), `online` (those of a run on a
 growing store), `data` (the settings its rows were collected with), `store` (rows, response_tokens, seconds of
 collection, sources and their revisions), `git_revision`, `versions`, `steps`, `positions`, `tokens` (of responses,
-each epoch's counted), `seconds`, `best` (the validation that chose the weights), `untrained_tau`, `lookup` (the rule
-that was found best, and what it reached), `length` (the draft length that was found best, and what each was forecast
+each epoch's counted), `seconds`, `best` (the validation that chose the weights), `untrained_tau`, `tree` and `lookup`
+(what was found best, and what it reached), `length` (the draft length that was found best, and what each was forecast
 to reach), `pool` (rows and tokens of the earlier outputs that it looks up), `confidence` (how far a confidence head
 can be believed), `config_digest` (of all that the weights depend on). What a folder does not say is missing.
 """

@@ -1,7 +1,8 @@
 """SlotCache: preallocated keys and values with a length per row. Knows nothing about models or drafts.
 
 Every row appends at its own length; a rollback only changes numbers. Slot = position for a chain, so the mask
-of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten.
+of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten. The nodes of a
+tree lie in the slots behind the text in order, until `keep` leaves one path of them.
 """
 
 import weakref
@@ -114,6 +115,20 @@ class SlotCache(Cache):
     def advance(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] of the tokens just written in row b; the rest is stale at once."""
         self.lengths = [length + n for length, n in zip(self.lengths, counts, strict=True)]
+
+    @torch.inference_mode()
+    def keep(self, slots: Sequence[Sequence[int]]) -> None:
+        """Keep only slots[b] of the tokens just written in row b, ascending and counted from its length: the accepted
+        path of a tree is moved to where a chain would lie.
+        """
+        spans = enumerate(zip(self.lengths, slots, strict=True))
+        moves = [(b, n + old, n + new) for b, (n, kept) in spans for new, old in enumerate(kept) if old != new]
+        if moves:
+            rows, sources, places = torch.tensor(moves).T
+            for layer in self.slot_layers:
+                for buffer in layer.buffers():
+                    buffer[rows, :, places] = buffer[rows, :, sources]  # the right side is a copy
+        self.advance([len(kept) for kept in slots])
 
     def rollback(self, lengths: Sequence[int]) -> None:
         """Shorten rows to `lengths`. Only numbers change. Raises ValueError if a row would grow."""

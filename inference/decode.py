@@ -19,10 +19,12 @@ from conf.schema import Rule
 from .acceptance import Round
 from .batch import right_padded, similar_lengths
 from .drafters.base import Context, Draft, Drafter, Features
+from .outcome import outcome
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
 from .stream import StopChecker
 from .target import Hidden, Target
-from .verify import Verdict, verify, verify_greedy
+from .tree import chain
+from .verify import Verdict, verify, verify_greedy, verify_tree, verify_tree_greedy
 
 
 @dataclass
@@ -256,24 +258,22 @@ class _Loop:
     @torch.inference_mode()
     def step(self) -> list[Result]:
         """One round over all rows. Returns what finished."""
-        tokens = [row.tokens if row is not None else [0] for row in self.rows]
-        last = torch.tensor([t[-1] for t in tokens], device=self.target.device)
-        draft = self._draft(tokens, last)
+        texts = [row.tokens if row is not None else [0] for row in self.rows]
+        last = torch.tensor([t[-1] for t in texts], device=self.target.device)
+        draft = self._draft(texts, last)
         read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
         out = self._read(read, draft)
-        verdict = self._verify(out.last, draft)
-        accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
-        drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
-        self.hidden = out.last[torch.arange(len(self.rows)), verdict.accepted]
+        came = outcome(draft, self._verify(out.last, draft), read, out)
+        self.hidden = came.hidden
         for b, row in enumerate(self.rows):
             if row is not None:
-                proposed = drafted[b][: counts[b]]
-                source = draft.sources[b] if draft.sources else ""
-                emitted = self._emit(row, [*proposed[: accepted[b]], added[b]], out.last[b])
-                row.rounds.append(Round(proposed, accepted[b], emitted, source))
-        kept = [n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)]
-        self._observe(range(len(kept)), read, out, list(self.cache.lengths), kept)
-        self.cache.advance(kept)
+                record = came.rounds[b]
+                tokens = [*record.drafted[: record.accepted], came.added[b]]
+                record.emitted = self._emit(row, tokens, came.out.last[b])
+                row.rounds.append(record)
+        kept = [slots if row is not None else [] for slots, row in zip(came.slots, self.rows, strict=True)]
+        self._observe(range(len(kept)), came.tokens, came.out, list(self.cache.lengths), [len(k) for k in kept])
+        self.cache.keep(kept)
         return self._collect(range(len(self.rows)))
 
     def _observe(
@@ -302,24 +302,31 @@ class _Loop:
     def _read(self, tokens: Tensor, draft: Draft) -> Hidden:
         """The target over the pending token and the draft, or over what is left to do of it."""
         if draft.resume is None:
-            return self.target.forward(tokens, self.cache, self.taps)
+            return self.target.forward(tokens, self.cache, self.taps, draft.tree)
         return self.target.resume(draft.resume.states, draft.resume.layer, self.cache)
 
     def _verify(self, hidden: Tensor, draft: Draft) -> Verdict:
         logits = self.target.head(hidden)  # [B,1+K,V]
         sampling = self.sampling
         if sampling.greedy and not sampling.penalised:
-            return verify_greedy(logits.argmax(-1), draft.tokens, draft.counts)
+            return self._greedy(logits, draft)
         at = range(len(self.rows))
         seen = self._seen(at, draft, logits.shape[1]) if sampling.penalised else None
         p = process(logits, sampling, seen)
         if sampling.greedy:
-            return verify_greedy(p.argmax(-1), draft.tokens, draft.counts)
+            return self._greedy(p, draft)
         batch, width = draft.tokens.shape
         numbers = uniforms((batch, width + 1), self.d.generator, p.device)
-        return verify(
-            p, draft.probs, draft.tokens, draft.counts, numbers[:, :width], numbers[:, width], self.d.rule
-        )
+        accept, final = numbers[:, :width], numbers[:, width]
+        if draft.tree is not None:
+            return verify_tree(p, draft.probs, draft.tokens, draft.counts, draft.tree, accept, final)
+        return verify(p, draft.probs, draft.tokens, draft.counts, accept, final, self.d.rule)
+
+    def _greedy(self, scores: Tensor, draft: Draft) -> Verdict:
+        best = scores.argmax(-1)
+        if draft.tree is not None:
+            return verify_tree_greedy(best, draft.tokens, draft.counts, draft.tree)
+        return verify_greedy(best, draft.tokens, draft.counts)
 
     def _seen(self, at: Iterable[int], draft: Draft | None, width: int) -> Tensor:
         """[rows, width, V] bool: ids in the text before each position, drafted ones included."""
@@ -330,8 +337,11 @@ class _Loop:
             if row is not None:
                 seen[i, :, torch.tensor(row.tokens)] = True
         seen = seen.to(self.target.device)
-        for k in range(width - 1 if draft is not None else 0):
-            seen[:, k + 1 :].scatter_(2, draft.tokens[:, k, None, None].expand(-1, width - 1 - k, 1), True)  # type: ignore[union-attr]
+        if draft is not None:
+            tree = draft.tree or chain(len(at), width - 1, seen.device)
+            for k in range(width - 1):
+                token = draft.tokens[:, k, None, None].expand(-1, width, 1)
+                seen.scatter_(2, token, seen.gather(2, token) | tree.visible[:, :, k + 1, None])
         return seen
 
     # -- tokens out -------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def few_queries_attention(
     spans = getattr(attention_mask, "spans", None)
     if spans is not None and all(kwargs.get(name) is None for name in UNKNOWN_ARGUMENTS):
         scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        out = attention(query, key, value, spans, scale)
+        out = attention(query, key, value, spans, scale, getattr(attention_mask, "seen", None))
         if out is not None:
             return out, None
     out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)

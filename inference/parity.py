@@ -4,12 +4,13 @@ What catches "98% in training, 10% served": a wrong feature, an off-by-one posit
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .acceptance import Round
 from .batch import Batch, make_batch, response_positions
 from .decode import Decoder, Request, Result
 from .drafters.base import Draft, Drafter
@@ -56,11 +57,11 @@ def check_parity(
         train = _train_logits(target, drafter, result)  # [A, K, D]
         anchor = 0
         for draft, r in zip(loop, result.rounds, strict=False):
-            for k in range(min(r.accepted + 1, draft.shape[0])):
+            for k, said in enumerate(said_along(draft, r)):
                 step, at = (0, anchor + k) if drafter.endless else (k, anchor)
                 if at < train.shape[0]:
                     # float64 copies of one position [D] at a time
-                    difference = float((draft[k].double() - train[at, step].double()).abs().max())
+                    difference = float((said.double() - train[at, step].double()).abs().max())
                     worst = max(worst, difference if math.isfinite(difference) else math.inf)
                     scale, count = max(scale, float(train[at, step].abs().max())), count + 1
             anchor += len(r.emitted)
@@ -69,15 +70,29 @@ def check_parity(
 
 def _decode(
     target: Target, drafter: Drafter, prompt: list[int], k: int, max_new_tokens: int
-) -> tuple[list[Tensor], Result]:
-    seen: list[Tensor] = []
+) -> tuple[list[Draft], Result]:
+    seen: list[Draft] = []
 
     def record(_rows: int, draft: Draft) -> None:
-        assert draft.logits is not None
-        seen.append(draft.logits[0])
+        seen.append(draft)
 
     decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record)
     return seen, next(decoder.run([Request(prompt, max_new_tokens=max_new_tokens)]))
+
+
+def said_along(draft: Draft, r: Round) -> Iterator[Tensor]:
+    """The logits [D] that drafted each position of a round of one row, as far as the path so far was accepted."""
+    assert draft.logits is not None
+    if draft.tree is None:
+        yield from draft.logits[0, : r.accepted + 1]
+        return
+    parents, tokens, node = draft.tree.parents[0].tolist(), draft.tokens[0].tolist(), 0
+    for token in [*r.drafted[: r.accepted], None]:
+        children = {tokens[i]: i for i, parent in enumerate(parents) if parent == node}
+        if not children:
+            return
+        yield draft.logits[0, next(iter(children.values()))]
+        node = 0 if token is None else children[token] + 1
 
 
 def _train_logits(target: Target, drafter: Drafter, result: Result) -> Tensor:

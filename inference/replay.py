@@ -177,7 +177,7 @@ def overlap(
     """What decides about drafts of k tokens from every place of the text: one training forward of the drafter."""
     batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
-        logits = _steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
+        logits = chain_steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
     sampled = not sampling.greedy if sampled is None else sampled
     q = process(logits, sampling if sampled else Sampling())  # [A, k, D]
     truth, valid = _truth(record.tokens, k)  # [A, k]
@@ -198,7 +198,7 @@ def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Ba
     return with_hidden(target, batch, taps)
 
 
-def _steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
+def chain_steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
     """[A, K, D] of a training forward -> [A, k, D] of a chain; an endless chain's step j at anchor a is
     its step at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
     if drafter.endless:

@@ -17,6 +17,7 @@ from .cache import SlotCache
 from .layers import LayerStack, close
 from .text import Text
 from .traits import context_of, layer_windows, logit_scale
+from .tree import Tree
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Hidden:
     def expand(self, rows: int) -> "Hidden":
         """One row seen as `rows` equal ones."""
         return Hidden(self.last.expand(rows, -1, -1), tuple(tap.expand(rows, -1, -1) for tap in self.taps))
+
+    def at(self, places: Tensor) -> "Hidden":
+        """Those of the N that stand at places [B,M] of each row."""
+        rows = torch.arange(len(places), device=places.device)[:, None]
+        return Hidden(self.last[rows, places], tuple(tap[rows, places] for tap in self.taps))
 
 
 class Target:
@@ -95,10 +101,19 @@ class Target:
         return SlotCache(self.num_layers, batch, slots)
 
     @torch.inference_mode()
-    def forward(self, tokens: Tensor, cache: SlotCache, taps: Sequence[int] = ()) -> Hidden:
-        """Run tokens [B,N], row b at its own length; the caller then advances the cache by what it keeps."""
-        positions = cache.begin(tokens.shape[1], tokens.device)
-        mask = self._mask(positions, cache.view)
+    def forward(
+        self, tokens: Tensor, cache: SlotCache, taps: Sequence[int] = (), tree: Tree | None = None
+    ) -> Hidden:
+        """Run tokens [B,N], row b at its own length; the caller then advances the cache by what it keeps.
+
+        tree: the tokens are its last N nodes, the nodes before them, if there are any, the cache's newest slots.
+        """
+        slots = cache.begin(tokens.shape[1], tokens.device)
+        if tree is None:
+            positions, masks = slots, self.masks(slots, cache.view)
+        else:
+            positions, masks = self._tree_masks(tree, slots, cache.view)
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
         with _Taps(self.layers, taps) as seen:
             out = self.base(
                 input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
@@ -168,9 +183,16 @@ class Target:
             masks[kind].spans = causal_spans(positions, window)  # type: ignore[attr-defined]  # for fused.py
         return masks
 
-    def _mask(self, positions: Tensor, view: int) -> Tensor | dict[str, Tensor]:
-        masks = self.masks(positions, view)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+    def _tree_masks(self, tree: Tree, slots: Tensor, view: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Positions [B,N] of the tree's last N nodes, which are written to slots [B,N], and their masks."""
+        n, nodes = slots.shape[1], tree.depths.shape[1]
+        base = slots[:, 0] - (nodes - n)
+        positions, masks = base[:, None] + tree.depths[:, nodes - n :], {}
+        for kind, window in self.windows.items():
+            visible = tree.mask(base, n, view, window)
+            masks[kind] = mask = additive(visible[:, None], self.dtype)
+            mask.spans, mask.seen = tree_spans(visible, positions, base, nodes, window)  # type: ignore[attr-defined]
+        return positions, masks
 
     def _check_runs(self) -> None:
         """The model itself is asked, on four tokens: its head must be what `head` computes, and it must go on from
@@ -226,6 +248,18 @@ def causal_spans(positions: Tensor, window: int | None) -> Tensor:
     """[B,N,2]: the same mask as first and one past the last visible slot of each position [B,N]."""
     first = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
     return torch.stack([first, positions + 1], -1)
+
+
+def tree_spans(
+    visible: Tensor, positions: Tensor, base: Tensor, nodes: int, window: int | None
+) -> tuple[Tensor, Tensor]:
+    """The mask [B,N,view] of a tree with its root at slot base [B] as spans [B,N,2], all up to the last node, and
+    seen [B,N,nodes] uint8: which of the last `nodes` slots of a span count."""
+    first = torch.minimum(causal_spans(positions, window)[..., 0], base[:, None])
+    last = (base[:, None] + nodes).expand_as(first)
+    places = base[:, None, None] + torch.arange(nodes, device=base.device)
+    seen = visible.gather(2, places.expand(-1, positions.shape[1], -1))
+    return torch.stack([first, last], -1), seen.to(torch.uint8)
 
 
 def _decoder_layers(base: nn.Module, count: int) -> list[nn.Module]:

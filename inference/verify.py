@@ -6,6 +6,11 @@ token rule  accept x ~ q with probability min(1, p(x)/q(x)); at the first reject
 block rule  with r_0 = 1, r_i = min(r_{i-1} p(x_i)/q(x_i), 1) and S_i = sum_x (r_i p(x) - q(x))+ keep the largest i
             with u_i < S_i / (S_i + 1 - r_i), at the last draft token u < r; then emit from (r_i p - q)+
             renormalised; if all are kept emit from p   (Sun et al. 2025, arXiv:2403.10444)
+tree rule   at each node try its children in turn, x accepted with probability min(1, p(x)/q(x)) and made the next
+            node; on its rejection p <- (p - q)+ renormalised, q <- q without x renormalised; when no child is left
+            emit from p   (drawn without replacement: Jeon et al. 2024, arXiv:2402.14160, Chen et al. 2024,
+            arXiv:2402.12374). Children chosen deterministically are one-hot each: accepted with p(x), else p <- p
+            without x renormalised.
 """
 
 from dataclasses import dataclass
@@ -16,14 +21,17 @@ from torch import Tensor
 from conf.schema import Rule
 
 from .sampling import draw
+from .tree import Tree
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """accepted [B]: draft tokens kept of each row; next [B]: the token the target adds itself."""
+    """accepted [B]: draft tokens kept of each row; next [B]: the token the target adds itself; node [B]: of a tree, the
+    node of the last one kept (0: none was)."""
 
     accepted: Tensor
     next: Tensor
+    node: Tensor | None = None
 
 
 def verify_greedy(best: Tensor, draft: Tensor, counts: Tensor) -> Verdict:
@@ -61,6 +69,80 @@ def verify(
     return Verdict(kept, draw(final, final_uniforms))
 
 
+def verify_tree_greedy(best: Tensor, draft: Tensor, counts: Tensor, tree: Tree) -> Verdict:
+    """Greedy rule on a tree. best [B,1+N]: the target's argmax after each node; draft [B,N]; counts [B] valid nodes."""
+    node = _deepest((best.gather(1, tree.parents) == draft) & _within(counts, draft.shape[1]), tree)
+    return _verdict(node, best.gather(1, node[:, None]).squeeze(1), tree)
+
+
+def verify_tree(
+    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, tree: Tree, accept_uniforms: Tensor,
+    final_uniforms: Tensor,
+) -> Verdict:  # fmt: skip
+    """Tree rule, as `verify`: p [B,1+N,V] after each node; q [B,N,V] what each node was drawn from, that is the same
+    for siblings, of which the later ones were drawn without the earlier; None: all were chosen deterministically.
+
+    A sibling with no mass left in q was not drawn and does not count.
+    """
+    valid = _within(counts, draft.shape[1])
+    if q is None:
+        node, left = _one_hot_walk(p, draft, valid, tree, accept_uniforms)
+    else:
+        node, left = _drawn_walk(p, q, draft, valid, tree, accept_uniforms)
+    return _verdict(node, draw(left, final_uniforms), tree)
+
+
+def _one_hot_walk(p: Tensor, draft: Tensor, valid: Tensor, tree: Tree, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Last node kept [B], and p there without its children, unnormalised [B,V]."""
+    rows = torch.arange(len(p), device=p.device)
+    px = p[rows[:, None], tree.parents, draft] * valid  # [B,N]
+    elder = (tree.parents[:, :, None] == tree.parents[:, None]).tril(-1)  # [B,N,N]: siblings before
+    left = 1 - (elder.double() @ px.double()[..., None]).squeeze(-1)
+    accepted = valid & (uniforms * left < px)
+    taken = accepted & ~(elder & accepted[:, None]).any(-1)
+    node = _deepest(taken, tree)
+    tried = (tree.parents == node[:, None]) & valid
+    final = p[rows, node]
+    without = final.scatter_reduce(1, draft, torch.where(tried, 0.0, torch.inf).to(p), "amin")
+    return node, torch.where(without.sum(-1, keepdim=True) > 0, without, final)
+
+
+def _drawn_walk(
+    p: Tensor, q: Tensor, draft: Tensor, valid: Tensor, tree: Tree, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Last node kept [B], and what is left of p there [B,V]. Of every row only the children of the nodes that it
+    reaches are looked at."""
+    at, left, rest = torch.zeros_like(draft[:, 0]), p[:, 0].clone(), torch.zeros_like(p[:, 0])
+    untried = torch.ones_like(valid[:, 0])  # no child of the node reached was tried yet
+    for k in range(draft.shape[1]):
+        here = (valid[:, k] & (tree.parents[:, k] == at)).nonzero().squeeze(1)
+        if len(here) == 0:
+            continue
+        x = draft[here, k, None]
+        remaining = torch.where(untried[here, None], q[here, k], rest[here])
+        now = remaining / remaining.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny)
+        px, qx = left[here].gather(1, x).squeeze(1), now.gather(1, x).squeeze(1)
+        kept = (uniforms[here, k] * qx < px) & (qx > 0)
+        residual = (left[here] - now).clamp(min=0) * (qx > 0)[:, None]
+        total = residual.sum(-1, keepdim=True)
+        residual = torch.where(total > 0, residual / total, left[here])
+        left[here] = torch.where(kept[:, None], p[here, k + 1], residual)
+        rest[here] = remaining.scatter(1, x, 0.0)
+        at[here], untried[here] = torch.where(kept, k + 1, at[here]), kept
+    return at, left
+
+
+def _deepest(taken: Tensor, tree: Tree) -> Tensor:
+    """The deepest node [B] with all of its path in `taken` [B,N], at most one child of a node being taken."""
+    lost = torch.nn.functional.pad(~taken, (1, 0))  # the root is never lost
+    whole = ~(tree.visible & lost[:, None]).any(-1)
+    return torch.where(whole, tree.depths, -1).argmax(1)
+
+
+def _verdict(node: Tensor, added: Tensor, tree: Tree) -> Verdict:
+    return Verdict(tree.depths.gather(1, node[:, None]).squeeze(1), added, node)
+
+
 def survival(px: Tensor, qx: Tensor) -> Tensor:
     """r_0 .. r_K of the block rule, float64 [B,K+1], from the probabilities [B,K] of the draft tokens."""
     ratio = px.double() / qx.double().clamp(min=torch.finfo(torch.float64).tiny)
@@ -95,8 +177,12 @@ def _residual(p: Tensor, q: Tensor | None, draft: Tensor, at: Tensor, scale: Ten
 
 def _leading(ok: Tensor, counts: Tensor) -> Tensor:
     """Length of the leading run of True within counts. ok [B,K] -> [B]."""
-    within = torch.arange(ok.shape[1], device=ok.device) < counts[:, None]
-    return (ok & within).to(torch.int64).cumprod(1).sum(1)
+    return (ok & _within(counts, ok.shape[1])).to(torch.int64).cumprod(1).sum(1)
+
+
+def _within(counts: Tensor, width: int) -> Tensor:
+    """[B,width] bool: the first counts[b] of each row."""
+    return torch.arange(width, device=counts.device) < counts[:, None]
 
 
 def _last(ok: Tensor, counts: Tensor) -> Tensor:

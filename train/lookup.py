@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from conf.errors import UserError
 from conf.schema import DrafterConfig
 from data.store import Store
+from inference.along import drafted_chances
 from inference.costs import Costs, measure_costs
 from inference.decode import Result
 from inference.drafters import Drafter, Lookup, Pool
-from inference.replay import chain_chances, chain_of, lookup_of
+from inference.replay import chain_of, lookup_of
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Matches, Text, best_rule, forecast, record_of, rules_like
@@ -97,6 +98,6 @@ def costs_of(cfg: DrafterConfig, drafter: Drafter, target: Target, plain: Sequen
 def _text(drafter: Drafter, target: Target, result: Result, rule: Lookup, k: int) -> Text:
     record = record_of(result)
     drafts = drafter.num_steps > 0 and len(record.tokens) > 1
-    chances = chain_chances(drafter, target, record, k, Sampling()) if drafts else None
+    chances = drafted_chances(drafter, target, record, k, Sampling()) if drafts else None
     matches = Matches(record, drafter.pool, max(k, rule.tokens or k))
     return Text(str(result.request.meta), record, chances, matches)

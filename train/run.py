@@ -38,6 +38,7 @@ from .length import with_length
 from .lookup import make_pool, tuned
 from .loop import Run, Trainer, make_accelerator
 from .rng import seed_everything
+from .trees import tree_line, tuned_tree
 from .validate import Validator, choose_requests, held_out_batches, plain_answers
 from .vocab import choose_vocab, coverage_line
 
@@ -146,7 +147,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
 
 
 def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> dict[str, Any]:
-    """Put the best checkpoint's weights into `drafter/`, its lookup and confidence tuned on plain answers; the
+    """Put the best checkpoint's weights into `drafter/`, its tree, lookup and confidence tuned on plain answers; the
     figures of timing/train.json."""
     state = trainer.state
     best = trainer.checkpoints.best(state.validations)
@@ -154,7 +155,8 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
     trainer.checkpoints.load_weights(best["step"], trainer.drafter)
     untrained = next((v["tau"] for v in state.validations if v["step"] == 0), None)
     target = trainer.distillation.target
-    cfg, lookup = tuned(cfg, trainer.drafter.eval(), target, answers)
+    cfg, tree = tuned_tree(cfg, trainer.drafter.eval(), target, answers)
+    cfg, lookup = tuned(cfg, trainer.drafter, target, answers)
     cfg, length = with_length(cfg, trainer.drafter, target, answers)
     cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
     figures = {
@@ -167,10 +169,13 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
         "parameters": sum(p.numel() for p in trainer.drafter.parameters() if p.requires_grad),
         "untrained_tau": untrained,
         "best": best,
+        "tree": tree,
         "lookup": lookup,
         "length": length,
         "confidence": confidence,
     }
+    if tree is not None:
+        print(tree_line(tree), flush=True)
     if confidence is not None:
         print(described(confidence), flush=True)
     training = {**figures, **provenance(trainer), **pool_figures(cfg, trainer.drafter)}

@@ -17,12 +17,14 @@ from conf.schema import (
     LmConfig,
     LookupConfig,
     MedusaConfig,
+    TreeConfig,
 )
 
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
 from ..traits import attention_of
+from ..tree import Dynamic, Shape, Static
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
 from .cut import cut_from, trim_head, without_weights
@@ -37,7 +39,10 @@ from .medusa import MedusaDrafter
 from .pool import Pool
 from .ranges import cut_layers
 
-__all__ = ["Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab"]
+__all__ = [
+    "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab", "reshape",
+    "shape_of",
+]  # fmt: skip
 
 
 def needs_vocab(cfg: DrafterConfig) -> int:
@@ -60,9 +65,37 @@ def build(
     if isinstance(cfg, LookupConfig):
         return LookupDrafter(rule, pool)
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
+    drafter.tree_shape = shape_of(cfg, target, vocab_ids)
     if cfg.lookup:
         drafter = HybridDrafter(drafter, rule, pool)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
+
+
+def shape_of(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Shape | None:
+    """Of its drafts; None: chains, also while a static shape is still to be chosen. Raises ConfigError for a node with
+    more children than there are ids to draft.
+    """
+    if not isinstance(cfg, TreeConfig) or cfg.tree in (None, "chain"):
+        return None
+    if cfg.tree == "dynamic":
+        return Dynamic(cfg.tree_nodes, cfg.tree_top_k, cfg.tree_depth)
+    most = max(map(cfg.tree_parents.count, cfg.tree_parents), default=0)
+    width = target.vocab_size if vocab_ids is None else len(vocab_ids)
+    if most > width:
+        raise ConfigError(f"drafter.tree_parents: a node with {most} children, but only {width} ids can be drafted")
+    return Static(tuple(cfg.tree_parents)) if cfg.tree_parents else None
+
+
+def reshape(drafter: Drafter, cfg: DrafterConfig, target: Target) -> None:
+    """Give a loaded drafter the tree that cfg fixes; it keeps its own where cfg leaves that open. Raises UserError for
+    a kind that drafts chains only.
+    """
+    if not isinstance(cfg, TreeConfig) or cfg.tree is None or (cfg.tree != "chain" and cfg.tune_tree):
+        return
+    trained = drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+    if cfg.tree != "chain" and not trained.makes_trees:
+        raise UserError(f"drafter.tree = {cfg.tree}: a {trained.kind} drafter drafts chains only")
+    trained.tree_shape = shape_of(cfg, target, trained.draft_ids)
 
 
 def _trained_kind(

@@ -15,7 +15,8 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ..cache import SlotCache
-from ..target import Target, causal_mask
+from ..target import Target, additive, causal_mask
+from ..tree import Tree
 from .base import Context, Features
 
 
@@ -197,6 +198,17 @@ class PrefixState:
         keys, values = self.cache.slot_layers[0].update(*attention.keys_values(inputs[:, None], positions))
         self.cache.advance([1] * len(inputs))
         return self._attended(attention, inputs, keys, values)
+
+    def read_nodes(self, attention: Attention, inputs: Tensor, tree: Tree) -> Tensor:
+        """The same for the last W nodes of a tree, whose root is the newest true position and whose other nodes were
+        read just before: inputs [B,W,*] -> [B,W,H]."""
+        n, nodes = inputs.shape[1], tree.parents.shape[1] + 1
+        base = (self.cache.begin(n, inputs.device)[:, 0] + n - nodes).clamp(min=0)  # rows without a text: anywhere
+        positions = base[:, None] + tree.depths[:, nodes - n :]
+        keys, values = self.cache.slot_layers[0].update(*attention.keys_values(inputs, positions))
+        self.cache.advance([n] * len(inputs))
+        visible = additive(tree.mask(base, n, keys.shape[2])[:, None], keys.dtype)
+        return attention.attend(attention.queries(inputs, positions), keys, values, visible)
 
     def _attended(self, attention: Attention, inputs: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         at = torch.tensor(self.cache.lengths, device=inputs.device)[:, None].clamp(min=1) - 1  # [B, 1]

@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
+from ..tree import Shape, Tree
 from .pool import Pool
 from .taps import served, take
 
@@ -32,6 +33,9 @@ class Draft:
     """tokens [B,K] int64; counts [B]: valid draft tokens of each row; probs [B,K,V]: the distributions the tokens
     were really drawn from, None when they are deterministic (one-hot). sources: who drafted each row.
     logits [B,K,D]: the drafter's raw logits, for the parity check. resume: where verification goes on.
+    tree: of several candidates a position, token k being its node k + 1; nothing about it may depend on what is drawn
+    later. Siblings have the same probs; a later one was drawn without the earlier. None: a chain.
+    confidence [B,K]: of a tree, how probable its drafter thinks that the path to each node is the text.
     """
 
     tokens: Tensor
@@ -40,6 +44,8 @@ class Draft:
     sources: list[str] | None = None
     logits: Tensor | None = None
     resume: Resume | None = None
+    tree: Tree | None = None
+    confidence: Tensor | None = None
 
 
 @dataclass
@@ -94,6 +100,8 @@ class Drafter(nn.Module, ABC):
     num_steps: int  # K of train_logits
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
+    makes_trees: bool = False
+    tree_shape: Shape | None = None  # of its drafts; None: chains
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
     pool: Pool | None = None  # earlier outputs that its lookup searches
 

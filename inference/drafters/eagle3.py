@@ -18,6 +18,7 @@ from ..sampling import SamplingRows
 from ..target import Target, causal_mask
 from .attention import PrefixState, layer_config, rows_at
 from .base import Chain, Context, Draft, Drafter, Features
+from .branching import Followed, Vocabulary, grow
 from .eagle3_model import Eagle3Model, portable_config, taps_of, vocab_maps
 from .taps import served, take
 
@@ -26,6 +27,7 @@ class Eagle3Drafter(Drafter):
     """Reads every true position once; its own drafts are forgotten after the round."""
 
     kind = "eagle3"
+    makes_trees = True
 
     def __init__(self, target: Target, cfg: Eagle3Config, draft_ids: Tensor | None) -> None:
         super().__init__(draft_ids)
@@ -57,6 +59,12 @@ class Eagle3Drafter(Drafter):
         """Read what is new, then up to `num_steps` steps, each fed its own output and the token drafted before it."""
         feature = self._catch_up(state, ctx)
         true_lengths = list(state.cache.lengths)
+        if self.tree_shape is not None:
+            vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
+            branches = Eagle3Branches(self, state, feature)
+            draft = grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
+            state.cache.rollback(true_lengths)
+            return draft
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         token = chain.step(self.model.logits(feature), sampling, generator)
         for _ in range(1, min(k, self.num_steps)):
@@ -136,3 +144,21 @@ class Eagle3Drafter(Drafter):
         best = logits.detach().argmax(-1)
         best = best if self.draft_ids is None else self.draft_ids[best]
         return torch.where(torch.rand(true.shape, device=true.device) < self.own_tokens, best, true)
+
+
+class Eagle3Branches:
+    """The features [B,W,H] of the nodes followed last; the keys and values of all lie behind the text's."""
+
+    def __init__(self, drafter: Eagle3Drafter, state: PrefixState, feature: Tensor) -> None:
+        self.drafter, self.state, self.feature = drafter, state, feature[:, None]
+        self.followed = Followed(len(feature), feature.device)
+        self.logits = drafter.model.logits(self.feature)
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """One step from the parents' features; a node attends to the text and its ancestors."""
+        layer, rows = self.drafter.layer, torch.arange(len(parents), device=parents.device)[:, None]
+        above = self.feature[rows, parents]
+        read = layer.read(self.drafter._embed(tokens), above)  # [B, W, 2H]
+        attended = self.state.read_nodes(layer.self_attn, read, self.followed.add(parents))
+        self.feature = layer.finish(above, attended)
+        return self.drafter.model.logits(self.feature)

@@ -11,6 +11,7 @@ from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
+from ..tree import Tree
 from .base import Context, Draft, Drafter, Features, TrainOutput
 from .lookup import Indexes, Lookup, padded
 from .pool import Pool
@@ -100,13 +101,14 @@ class HybridDrafter(Drafter):
 
 
 def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
-    """Rows with a lookup take it (one-hot q), however long it is; the others keep the inner draft. What the target
-    has already worked out is for other tokens then, so verification starts anew.
+    """Rows with a lookup take it (one-hot q, a chain), however long it is; the others keep the inner draft. What the
+    target has already worked out is for other tokens then, so verification starts anew.
     """
     width, counts = max(inner.tokens.shape[1], *map(len, found)), inner.counts.clone()
     more = width - inner.tokens.shape[1]
-    tokens = F.pad(inner.tokens, (0, more))  # a copy, as the next one
+    tokens = F.pad(inner.tokens, (0, more))  # a copy, as the next ones
     probs = None if inner.probs is None else F.pad(inner.probs, (0, 0, 0, more))
+    parents = None if inner.tree is None else F.pad(inner.tree.parents, (0, more))
     for row, ids in enumerate(found):
         if not ids:
             continue
@@ -115,5 +117,11 @@ def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
         if probs is not None:
             probs[row] = 0.0
             probs[row, torch.arange(len(ids)), ids] = 1.0
+        if parents is not None:
+            parents[row] = 0
+            parents[row, : len(ids)] = torch.arange(len(ids))
     sources = ["lookup" if f else kind for f in found]
-    return Draft(tokens, counts, probs, sources, inner.logits)
+    tree = inner.tree
+    if tree is not None and parents is not None:
+        tree = Tree(parents, max(tree.depth, *map(len, found)))
+    return Draft(tokens, counts, probs, sources, inner.logits, tree=tree)

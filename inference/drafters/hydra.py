@@ -18,6 +18,7 @@ from ..sampling import SamplingRows
 from ..target import Target
 from .attention import PrefixState
 from .base import Chain, Context, Draft, Features
+from .branching import Vocabulary, grow
 from .heads import HeadsDrafter
 from .hydra_blocks import HydraStep, Memory
 from .hydra_prefix import HydraPrefix, prefix_taps
@@ -27,6 +28,7 @@ class HydraDrafter(HeadsDrafter):
     """Sequential heads; `share_steps` uses one step's weights for all."""
 
     kind = "hydra"
+    makes_trees = True
 
     def __init__(self, target: Target, cfg: HydraConfig, draft_ids: Tensor | None) -> None:
         super().__init__(target, cfg.num_heads, draft_ids)
@@ -65,6 +67,10 @@ class HydraDrafter(HeadsDrafter):
         hidden = ctx.hidden.to(self.dtype)
         if self.prefix is not None and state is not None:
             hidden = self.prefix.newest(state, ctx)
+        if self.tree_shape is not None:
+            vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
+            branches = HydraBranches(self, hidden, ctx.last)
+            return grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
         token, memories = ctx.last, self._no_memory()
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         for step in range(min(k, self.num_steps)):
@@ -104,3 +110,21 @@ class HydraDrafter(HeadsDrafter):
 
     def _no_memory(self) -> list[Memory]:
         return [None] * self.num_layers
+
+
+class HydraBranches:
+    """The states [B,W,H] of the nodes followed last and their blocks' memories [B*W,...]."""
+
+    def __init__(self, drafter: HydraDrafter, hidden: Tensor, last: Tensor) -> None:
+        self.drafter, self.step = drafter, 0
+        self.hidden, self.memories = drafter.advance(0, hidden[:, None], last[:, None], drafter._no_memory())
+        self.logits = drafter.logits(self.hidden)
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """One step from the parents' states."""
+        rows = torch.arange(len(parents), device=parents.device)[:, None]
+        flat = (rows * self.hidden.shape[1] + parents).flatten()
+        memories = [None if memory is None else tuple(part[flat] for part in memory) for memory in self.memories]
+        self.step += 1
+        self.hidden, self.memories = self.drafter.advance(self.step, self.hidden[rows, parents], tokens, memories)
+        return self.drafter.logits(self.hidden)

@@ -16,6 +16,7 @@ from ..cache import SlotCache
 from ..sampling import Sampling, SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, choose
+from .branching import Followed, Vocabulary, grow
 from .lora import add_lora, changes, plain_state
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
@@ -36,6 +37,7 @@ class LmDrafter(Drafter):
     """
 
     kind = "lm"
+    makes_trees = True
     num_steps = 1
     endless = True
 
@@ -65,6 +67,12 @@ class LmDrafter(Drafter):
     ) -> Draft:
         """Read what is new, then k steps, each fed the token drafted before it."""
         hidden = self._catch_up(state, ctx.rows, ctx.live)
+        if self.tree_shape is not None:
+            true_lengths = list(state.cache.lengths)
+            vocabulary = Vocabulary(self.draft_ids, self.target_vocab, self.kind)
+            draft = grow(self.tree_shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
+            state.cache.rollback(true_lengths)
+            return draft
         chain = Chain(self.draft_ids, self.target_vocab, self.kind)
         self._chain(state, hidden, k, lambda logits: chain.step(logits, sampling, generator))
         return chain.draft()
@@ -87,7 +95,7 @@ class LmDrafter(Drafter):
     def train_logits(self, batch: Batch) -> Tensor:
         """Teacher-forced next-token logits at every anchor [B, A, 1, D]."""
         anchors = batch.response.shape[1] - 1
-        hidden = self.lm.base(input_ids=self._readable(batch.tokens), use_cache=False).last_hidden_state
+        hidden = self.lm.base(input_ids=self.readable(batch.tokens), use_cache=False).last_hidden_state
         at = (batch.starts[:, None] + torch.arange(anchors, device=hidden.device)).clamp(max=hidden.shape[1] - 1)
         picked = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[2]))
         return self.logits(picked)[:, :, None]
@@ -159,12 +167,28 @@ class LmDrafter(Drafter):
         return hidden[torch.arange(len(new), device=hidden.device), last]
 
     def _padded(self, rows: list[list[int]]) -> Tensor:
-        return self._readable(right_padded(rows).to(self.lm.device))
+        return self.readable(right_padded(rows).to(self.lm.device))
 
-    def _readable(self, tokens: Tensor) -> Tensor:
+    def readable(self, tokens: Tensor) -> Tensor:
         """Ids past the end of its own embedding, which only pad the target's, are read as its last one."""
         embedding = cast(Tensor, self.lm.embedding.weight)
         return tokens.clamp(max=embedding.shape[0] - 1)
+
+
+class LmBranches:
+    """The keys and values of the nodes followed lie behind the text's in the LM's cache."""
+
+    def __init__(self, drafter: LmDrafter, state: LmState, hidden: Tensor) -> None:
+        self.drafter, self.cache = drafter, state.cache
+        self.followed = Followed(len(hidden), hidden.device)
+        self.logits = drafter.logits(hidden[:, None])
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """One forward over the level."""
+        readable = self.drafter.readable(tokens)
+        hidden = self.drafter.lm.forward(readable, self.cache, tree=self.followed.add(parents)).last
+        self.cache.advance([tokens.shape[1]] * len(tokens))
+        return self.drafter.logits(hidden)
 
 
 def trained(model: PreTrainedModel, embedding: bool) -> nn.Module:

@@ -8,6 +8,7 @@ from ..batch import Batch
 from ..sampling import SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft
+from .branching import Vocabulary, grow
 from .heads import HeadsDrafter
 
 
@@ -29,6 +30,7 @@ class MedusaDrafter(HeadsDrafter):
     """Parallel heads: all read the same hidden state, none sees what the others drafted."""
 
     kind = "medusa"
+    makes_trees = True
 
     def __init__(self, target: Target, num_heads: int, num_layers: int, draft_ids: Tensor | None) -> None:
         super().__init__(target, num_heads, draft_ids)
@@ -40,8 +42,11 @@ class MedusaDrafter(HeadsDrafter):
     def draft(
         self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
-        """One token from each of the first k heads."""
+        """From the first k heads one token each, or as many as the tree's shape has there."""
         logits = self.logits(ctx.hidden.to(self.dtype), min(k, self.num_steps))  # [B, K, D]
+        if self.tree_shape is not None:
+            vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
+            return grow(self.tree_shape, MedusaBranches(logits), logits.shape[1], vocabulary, sampling, generator)
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         for step in range(logits.shape[1]):
             chain.step(logits[:, step], sampling, generator)
@@ -60,3 +65,15 @@ class MedusaDrafter(HeadsDrafter):
     def dtype(self) -> torch.dtype:
         """The heads' dtype."""
         return next(self.parameters()).dtype
+
+
+class MedusaBranches:
+    """Whatever was drafted, the next head says the same."""
+
+    def __init__(self, logits: Tensor) -> None:
+        self.heads = iter(logits.unsqueeze(2).unbind(1))  # [B, 1, D] each
+        self.logits = next(self.heads)
+
+    def follow(self, parents: Tensor, tokens: Tensor) -> Tensor:
+        """The next head's logits [B, 1, D]."""
+        return next(self.heads)

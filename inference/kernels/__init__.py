@@ -62,11 +62,14 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     return y
 
 
-def attention(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float) -> Tensor | None:
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: float, seen: Tensor | None = None
+) -> Tensor | None:
     """Grouped attention of few queries over slots; None where the kernel does not fit and stock must be used.
 
     query [B,heads,N,d]; key, value [B,groups,S,d]; spans [B,N,2] int64: first and one past the last slot that a
-    query sees. Returns [B,N,heads,d].
+    query sees; seen [B,N,M] uint8: which of the last M slots of its span it really sees, those of a tree. Returns
+    [B,N,heads,d].
     """
     batch, heads, n, width = query.shape
     library = load_library()
@@ -76,11 +79,13 @@ def attention(query: Tensor, key: Tensor, value: Tensor, spans: Tensor, scale: f
     if library is None or n > MAX_QUERIES or not fits or (torch.is_grad_enabled() and query.requires_grad):
         return None
     threads, slots = torch.get_num_threads(), key.shape[2]
+    seen = seen if seen is None else seen.contiguous()
     out = query.new_empty(batch, n, heads, width)
     scratch = query.new_empty(threads, slots + LANES)
     library.attention(
-        query.data_ptr(), key.data_ptr(), value.data_ptr(), spans.data_ptr(), out.data_ptr(), scratch.data_ptr(),
-        batch, heads, key.shape[1], n, width, slots + LANES, *query.stride()[:3], *key.stride()[:3],
+        query.data_ptr(), key.data_ptr(), value.data_ptr(), spans.data_ptr(),
+        None if seen is None else seen.data_ptr(), out.data_ptr(), scratch.data_ptr(), batch, heads, key.shape[1], n,
+        width, slots + LANES, 0 if seen is None else seen.shape[2], *query.stride()[:3], *key.stride()[:3],
         *value.stride()[:3], scale, threads,
     )  # fmt: skip
     return out

@@ -58,8 +58,9 @@ static float soften(float *scores, int64_t count) {
     return total(sums);
 }
 
-static void one_query(const float *q, const float *k, const float *v, float *out, float *scores, int64_t first,
-                      int64_t last, int64_t k_slot, int64_t v_slot, int64_t d, float scale) {
+static void one_query(const float *q, const float *k, const float *v, const uint8_t *seen, float *out, float *scores,
+                      int64_t first, int64_t last, int64_t nodes, int64_t k_slot, int64_t v_slot, int64_t d,
+                      float scale) {
     int64_t count = last - first;
     for (int64_t j = 0; j < count; j += 4) { /* a last incomplete four repeats its first slot */
         int part = count - j < 4 ? (int)(count - j) : 4;
@@ -68,6 +69,8 @@ static void one_query(const float *q, const float *k, const float *v, float *out
         four products = dots(q, keys, d);
         for (int i = 0; i < part; i++) scores[j + i] = scale * products[i];
     }
+    for (int64_t j = 0; j < nodes; j++)
+        if (!seen[j]) scores[count - nodes + j] = -INFINITY;
     float norm = 1.0f / soften(scores, count);
     for (int64_t c = 0; c < d; c += 4 * LANES) {
         vec acc[4] = {(vec){0}, (vec){0}, (vec){0}, (vec){0}};
@@ -80,13 +83,14 @@ static void one_query(const float *q, const float *k, const float *v, float *out
 }
 
 /* q [batch, heads, n, d] with strides q_row, q_head, q_pos; k, v [batch, groups, slots, d] with strides *_row,
- * *_head, *_slot; spans [batch, n, 2] int64: first and one past the last slot a query sees; out [batch, n, heads, d]
- * contiguous; scratch [threads, slots]. d is a multiple of LANES.
+ * *_head, *_slot; spans [batch, n, 2] int64: first and one past the last slot a query sees; seen [batch, n, nodes]:
+ * which of the span's last `nodes` slots it really sees, those of a tree; out [batch, n, heads, d] contiguous; scratch
+ * [threads, slots]. d is a multiple of LANES.
  */
-void attention(const float *q, const float *k, const float *v, const int64_t *spans, float *out, float *scratch,
-               int64_t batch, int64_t heads, int64_t groups, int64_t n, int64_t d, int64_t slots, int64_t q_row,
-               int64_t q_head, int64_t q_pos, int64_t k_row, int64_t k_head, int64_t k_slot, int64_t v_row,
-               int64_t v_head, int64_t v_slot, float scale, int threads) {
+void attention(const float *q, const float *k, const float *v, const int64_t *spans, const uint8_t *seen, float *out,
+               float *scratch, int64_t batch, int64_t heads, int64_t groups, int64_t n, int64_t d, int64_t slots,
+               int64_t nodes, int64_t q_row, int64_t q_head, int64_t q_pos, int64_t k_row, int64_t k_head,
+               int64_t k_slot, int64_t v_row, int64_t v_head, int64_t v_slot, float scale, int threads) {
     int64_t share = heads / groups;
     (void)threads;
 #pragma omp parallel for schedule(static) num_threads(threads) collapse(2)
@@ -96,8 +100,9 @@ void attention(const float *q, const float *k, const float *v, const int64_t *sp
             const float *kh = k + b * k_row + (h / share) * k_head, *vh = v + b * v_row + (h / share) * v_head;
             for (int64_t i = 0; i < n; i++) {
                 const int64_t *span = spans + 2 * (b * n + i);
-                one_query(q + b * q_row + h * q_head + i * q_pos, kh, vh, out + ((b * n + i) * heads + h) * d, scores,
-                          span[0], span[1], k_slot, v_slot, d, scale);
+                one_query(q + b * q_row + h * q_head + i * q_pos, kh, vh, seen + (b * n + i) * nodes,
+                          out + ((b * n + i) * heads + h) * d, scores, span[0], span[1], nodes, k_slot, v_slot, d,
+                          scale);
             }
         }
 }

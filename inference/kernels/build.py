@@ -22,7 +22,7 @@ FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fopenmp", "-shared", "-f
 POINTER, INT, FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "linear": [POINTER] * 4 + [INT] * 3 + [ctypes.c_int],
-    "attention": [POINTER] * 6 + [INT] * 15 + [FLOAT, ctypes.c_int],
+    "attention": [POINTER] * 7 + [INT] * 16 + [FLOAT, ctypes.c_int],
     "rms_norm": [POINTER] * 3 + [INT] * 2 + [FLOAT, ctypes.c_int],
     "silu_mul": [POINTER] * 2 + [INT] * 2 + [ctypes.c_int],
 }

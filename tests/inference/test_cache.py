@@ -1,4 +1,4 @@
-"""inference/cache.py against rows kept as plain lists: append, rollback, adopt, select, expand, growth."""
+"""inference/cache.py against rows kept as plain lists: append, keep, rollback, adopt, select, expand, growth."""
 
 import gc
 import random
@@ -48,13 +48,20 @@ def test_random_histories_hold_what_lists_hold(seed: int) -> None:
     batch = rng.choice([1, 3, 4])
     cache, rows, fresh = SlotCache(LAYERS, batch), [[] for _ in range(batch)], iter(range(1, 10**6))
     for _ in range(60):
-        action = rng.choice(["append", "append", "append", "rollback", "select", "adopt"])
+        action = rng.choice(["append", "append", "append", "keep", "rollback", "select", "adopt"])
         if action == "append":
             n = rng.choice([1, 4, 7, 60])
             values = [[float(next(fresh)) for _ in range(n)] for _ in rows]
             keep = [rng.choice([n, rng.randint(0, n)]) for _ in rows]
             _append(cache, values, keep)
             rows = [row + new[:k] for row, new, k in zip(rows, values, keep, strict=True)]
+        elif action == "keep":
+            n = rng.choice([1, 5, 9])
+            values = [[float(next(fresh)) for _ in range(n)] for _ in rows]
+            kept = [sorted(rng.sample(range(n), rng.randint(0, n))) for _ in rows]
+            _append(cache, values, [0] * len(rows))
+            cache.keep(kept)
+            rows = [row + [new[i] for i in at] for row, new, at in zip(rows, values, kept, strict=True)]
         elif action == "rollback":
             rows = [row[: rng.randint(len(row) // 2, len(row))] for row in rows]
             cache.rollback([len(row) for row in rows])

@@ -239,10 +239,10 @@ def test_many_answers_to_one_prompt_read_it_once(batch: int, monkeypatch: pytest
     target, true = make_target(), Target.forward
     read: list[torch.Size] = []
 
-    def forward(self: Target, tokens: torch.Tensor, cache: SlotCache, taps: Sequence[int] = ()) -> Hidden:
+    def forward(self: Target, tokens: torch.Tensor, cache: SlotCache, *args: Any) -> Hidden:
         if self is target:
             read.append(tokens.shape)
-        return true(self, tokens, cache, taps)
+        return true(self, tokens, cache, *args)
 
     monkeypatch.setattr(Target, "forward", forward)
     asked = [Request(PROMPTS[3], max_new_tokens=n, sampling=s) for n in (4, 9, 6) for s in (None, Sampling(1.0))]

@@ -24,6 +24,7 @@ from conf.schema import (
     Init,
     LmConfig,
     LookupKind,
+    MedusaConfig,
     NgramConfig,
     ObjectiveConfig,
     OptimConfig,
@@ -37,11 +38,13 @@ from data.rows import Row
 from data.store import Store
 from inference.artifact import load_drafter, read_about
 from inference.decode import Decoder, Request
+from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tiny import make_tiny_target
+from inference.tree import Dynamic, Static
 from train.loop import Trainer
 from train.run import make_drafter, run, training_identity
 from train.validate import Validator, choose_requests, conditional_counts, mismatches
@@ -182,6 +185,25 @@ def test_an_adapted_lm_that_writes_itself_leaves_as_a_plain_model(
     run(cfg)
     out = capsys.readouterr().out
     assert "is trained with these settings already" in out and "α of [0]" not in out
+
+
+@pytest.mark.parametrize("tree", ["static", "dynamic"])
+def test_a_tree_is_chosen_for_this_machine_and_saved(
+    run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str], tree: str
+) -> None:
+    drafter = MedusaConfig(draft_vocab_size=VOCAB, lookup=True, tree=tree, tree_top_k=3)
+    cfg = config(run_dir, tiny_text_folder, drafter=drafter, optim=OptimConfig(lr=3e-3, batch_tokens=128, max_steps=6))
+    run(cfg)
+    figures = json.loads((run_dir / "timing" / "train.json").read_text())
+    found, (loaded, kept, about) = figures["tree"], load_drafter(run_dir / "drafter", target)
+    assert f"tree of {found['nodes']} nodes, {found['depth']} deep" in capsys.readouterr().out
+    assert isinstance(kept, MedusaConfig) and isinstance(loaded, HybridDrafter)
+    wanted = {"tree_parents"} if tree == "static" else {"tree_nodes", "tree_depth"}
+    assert all(found[name] == getattr(kept, name) for name in wanted) and about["training"]["tree"] == found
+    shape = Static(tuple(kept.tree_parents)) if tree == "static" else Dynamic(kept.tree_nodes, 3, kept.tree_depth)
+    assert loaded.inner.tree_shape == shape and figures["best"]["mismatches"] == 0
+    tau = figures["lookup"]["mean_acceptance_length"]  # tuned behind the tree
+    assert Validator(cfg, target).validate(0, loaded).tau == pytest.approx(tau)
 
 
 def test_rows_that_are_excluded_later_make_another_training(
