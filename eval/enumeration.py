@@ -16,13 +16,18 @@ from torch import Tensor
 
 import inference.decode as decode
 import inference.drafters.base as base
+import inference.drafters.branching as branching
 from inference.decode import Decoder, Request, Result, _Loop, _Row
 from inference.sampling import Sampling, process
 from inference.target import Target
+from inference.tree import Tree
 from inference.verify import Verdict
 
 Rule = Callable[[Tensor, Tensor, Tensor], Verdict]
 """(rows [N], acceptance numbers [N,K], final numbers [N]) -> the verdicts of these rows with these numbers."""
+
+Cases = list[Any]
+"""What a rule is told: tensors [N,...], None for a q that there is not."""
 
 Law = dict[tuple[int, ...], float]
 """The probability of every text."""
@@ -106,6 +111,17 @@ def law_of_round(rule: Rule, rows: int, k: int, size: int) -> Tensor:
     return law.index_put_((row, kept), chance[:, None] * step, accumulate=True)
 
 
+def by_node(rule: Rule) -> Rule:
+    """A tree's verdicts with the last node kept in place of how many were: two nodes may be as deep."""
+
+    def verdict(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
+        true = rule(rows, accept, final)
+        assert true.node is not None
+        return Verdict(true.node, true.next)
+
+    return verdict
+
+
 # -- the whole loop -----------------------------------------------------------------------------------------------
 
 
@@ -140,6 +156,7 @@ class Choices:
         self.rows: list[_Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
         self.rule: Callable[..., Verdict] = vars(decode)["verify"]
+        self.tree_rule: Callable[..., Verdict] = vars(decode)["verify_tree"]
         step, first, finish = _Loop.step, _Loop._first_tokens, _Loop._finish
 
         def scripted_step(loop: _Loop) -> list[Result]:
@@ -158,35 +175,64 @@ class Choices:
         patch.setattr(_Loop, "step", scripted_step)
         patch.setattr(_Loop, "_finish", scripted_finish)
         patch.setattr(_Loop, "_first_tokens", scripted_first)
-        for module in (decode, base):
+        for module in (decode, base, branching):
             patch.setattr(module, "draw", self.draw)
         patch.setattr(decode, "verify", self.verify)
+        patch.setattr(decode, "verify_tree", self.verify_tree)
 
     def draw(self, probs: Tensor, _uniforms: Tensor) -> Tensor:
-        """One id a row [rows]."""
-        return self._chosen((probs.double() / probs.double().sum(-1, keepdim=True)).tolist())
+        """One id of each distribution [rows,V] or [rows,n,V]."""
+        law = probs.double() / probs.double().sum(-1, keepdim=True)
+        if law.dim() == 2:
+            return self._chosen(law.tolist())
+        return torch.stack([self._chosen(column.tolist()) for column in law.unbind(1)], 1)
 
     def verify(self, *args: Any) -> Verdict:
         """The rule's verdicts, chosen from their exact laws."""
         p, q, draft, counts, _accept, _final, *rest = args
-        parts = [t.flatten(1) for t in (p, q) if t is not None] + [draft, counts[:, None]]
-        known = torch.cat([part.double().round(decimals=12) for part in parts], 1).numpy()  # equal but for the rounding
-        keys = [row.tobytes() for row in known]
+
+        def rule(cases: Cases, accept: Tensor, final: Tensor) -> Verdict:
+            return self.rule(*cases, accept, final, *rest)
+
+        drafts = [row[:count] for row, count in zip(draft.tolist(), counts.tolist(), strict=True)]  # without padding
+        paths = [[row[:kept] for kept in range(len(row) + 1)] for row in drafts]
+        return Verdict(*self._outcomes([p, q, draft, counts[:, None]], rule, paths))
+
+    def verify_tree(self, *args: Any) -> Verdict:
+        """The same on trees, whose outcomes are nodes."""
+        p, q, draft, counts, tree, _accept, _final = args
+
+        def rule(cases: Cases, accept: Tensor, final: Tensor) -> Verdict:
+            return self.tree_rule(*cases[:4], Tree(cases[4], tree.depth), accept, final)
+
+        paths = [paths_of(*row) for row in zip(tree.parents.tolist(), draft.tolist(), strict=True)]
+        node, added = self._outcomes([p, q, draft, counts[:, None], tree.parents], rule, paths, by_node)
+        return Verdict(tree.depths.gather(1, node[:, None]).squeeze(1), added, node)
+
+    def _outcomes(
+        self, parts: Cases, rule: Callable[[Cases, Tensor, Tensor], Verdict], paths: list[list[list[int]]],
+        seen: Callable[[Rule], Rule] = lambda rule: rule,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """(what is kept, what is added) [B]. parts: p, q, draft, counts [B,1] and more that a rule is told of each row;
+        paths: the tokens of everything that could be kept."""
+        p, _, draft, counts, *more = parts
+        assert p is not None and draft is not None and counts is not None
+        known = [part.flatten(1).double().round(decimals=12) for part in parts if part is not None]
+        keys = [row.tobytes() for row in torch.cat(known, 1).numpy()]  # equal but for the rounding
         new = list({key: b for b, key in enumerate(keys) if key not in self.laws}.values())
         if new:
-            cases = [t if t is None else t[new] for t in (p, q, draft, counts)]
+            cases = [t if t is None else t[new] for t in (*parts[:3], counts.squeeze(1), *more)]
 
-            def rule(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
-                return self.rule(*(t if t is None else t[rows] for t in cases), accept, final, *rest)
+            def picked(rows: Tensor, accept: Tensor, final: Tensor) -> Verdict:
+                return rule([t if t is None else t[rows] for t in cases], accept, final)
 
-            laws = law_of_round(rule, len(new), draft.shape[1], p.shape[2])
+            laws = law_of_round(seen(picked), len(new), draft.shape[1], p.shape[2])
             self.laws |= {keys[b]: law.flatten().tolist() for b, law in zip(new, laws, strict=True)}
-        drafts = [row[:count] for row, count in zip(draft.tolist(), counts.tolist(), strict=True)]  # without padding
         outcome = self._chosen([
-            self.laws[key] if row is None else merged(self.laws[key], drafted, self._left(row), p.shape[2])
-            for key, row, drafted in zip(keys, self.rows, drafts, strict=True)
+            self.laws[key] if row is None else merged(self.laws[key], own, self._left(row), p.shape[2])
+            for key, row, own in zip(keys, self.rows, paths, strict=True)
         ])  # fmt: skip
-        return Verdict(outcome // p.shape[2], outcome % p.shape[2])
+        return outcome // p.shape[2], outcome % p.shape[2]
 
     def _chosen(self, laws: list[list[float]]) -> Tensor:
         pairs = zip(self.rows, laws, strict=True)
@@ -198,17 +244,25 @@ class Choices:
         return length - len(row.response)
 
 
-def merged(law: list[float], draft: list[int], left: int, size: int) -> list[float]:
-    """The law of a round's outcomes (kept * size + next), those that end a text of which `left` tokens are missing in
-    the same way taken for one."""
-    if left >= len(draft):
+def paths_of(parents: list[int], draft: list[int]) -> list[list[int]]:
+    """The draft tokens from the root to each node 0..N of a tree."""
+    paths: list[list[int]] = [[]]
+    for parent, token in zip(parents, draft, strict=True):
+        paths.append([*paths[parent], token])
+    return paths
+
+
+def merged(law: list[float], paths: list[list[int]], left: int, size: int) -> list[float]:
+    """The law of a round's outcomes (what is kept * size + next), those that end a text of which `left` tokens are
+    missing in the same way taken for one. paths: the tokens of what may be kept."""
+    if left >= max(map(len, paths)):
         return law
     out, first = [0.0] * len(law), dict[tuple[int, ...], int]()
     for outcome, chance in enumerate(law):
         kept, token = divmod(outcome, size)
-        ends = kept + 1 >= left
-        to = first.setdefault(tuple([*draft[:kept], token][:left]), outcome) if ends and chance > 0 else outcome
-        out[to] += chance
+        if chance > 0:
+            ends = len(paths[kept]) + 1 >= left
+            out[first.setdefault(tuple([*paths[kept], token][:left]), outcome) if ends else outcome] += chance
     return out
 
 

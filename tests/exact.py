@@ -3,7 +3,7 @@
 import pytest
 import torch
 from drafting import make_target
-from tree_enumeration import law_of_loop
+from eval.enumeration import law_of_loop
 
 from conf.schema import Rule
 from inference.decode import Decoder

@@ -133,7 +133,7 @@ def test_a_lookup_is_settings_and_a_table_of_what_the_target_wrote(
     assert settings["vllm"] == {
         "method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3, "num_speculative_tokens": 3,
     }  # fmt: skip
-    assert len((hub / "lookup-static.bin").read_bytes()) == 4 * (4 + 1 + 2)  # one pair and what follows: not of the prompt
+    assert len((hub / "lookup-static.bin").read_bytes()) == 4 * (4 + 1 + 2)  # of the response alone
     (llama,) = [v for v in verdicts("ngram", "T", "D", 3, engine_settings(hub)) if v.engine == "llama.cpp"]
     assert "-lcs lookup-static.bin" in llama.how
     (hub / "lookup-static.bin").unlink()

@@ -6,10 +6,10 @@ from itertools import permutations
 import pytest
 import torch
 from torch import Tensor
-from tree_enumeration import by_node, law_of_round
 
 import inference.verify as module
 from conf.schema import Rule
+from eval.enumeration import by_node, law_of_round
 from inference.tree import Tree, chain
 from inference.verify import Verdict, verify, verify_greedy, verify_tree, verify_tree_greedy
 
