@@ -14,7 +14,8 @@ from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from data.revisions import bench_sources, revision_of
-from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
+from inference import layouts
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import longest_draft, lookup_of
@@ -99,15 +100,16 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
             "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed,
             "num_spec_tokens": None if cfg.drafter.tune_length else cfg.drafter.num_spec_tokens,
             "sets": [revision_of(name) for name in bench_sources(cfg)],
-            "against": other and (_contents(other) or other),
-            "drafter": _contents(where) or [where, cfg.drafter],
+            "against": other and (contents(other) or other),
+            "drafter": contents(where) or [where, cfg.drafter],
         }
     )  # fmt: skip
 
 
-def _contents(where: str) -> list[str]:
-    """Digests of a local drafter's files."""
-    return [file_digest(path) for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
+def contents(where: str | Path) -> list[str]:
+    """Digests of a local drafter's files, ours or an engine's."""
+    names = (WEIGHTS, CONFIG, POOL, layouts.MODEL, MODEL_CONFIG)
+    return [file_digest(path) for name in names if (path := Path(where) / name).is_file()]
 
 
 def _is_own(cfg: RunConfig, folder: Path) -> bool:
