@@ -254,11 +254,12 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
 
 
 def _power(sampled: dict[str, Any]) -> str:
-    """The smallest bias that the test would have seen; nothing when it had nothing to test."""
+    """The smallest bias that the test would have seen where texts often passed; nothing when they did so nowhere."""
     if sampled["smallest_bias"] is None:
         return ""
     return (
-        f"; a bias of {sampled['smallest_bias']:.1%} total variation would have been seen with probability "
+        f"; a bias of {sampled['smallest_bias']:.1%} total variation where texts often pass would have been seen with "
+        "probability "
         f"{sampled['power']:g}"
     )
 

@@ -13,6 +13,7 @@ from conf.errors import UserError
 from conf.paths import read_json
 from eval import certify
 from eval.certify import decoded, slug
+from eval.certificate import cases_of_all, plant_all
 from eval.mutations import MUTATIONS
 from eval.statistics import GTest
 from inference.artifact import save_drafter
@@ -128,9 +129,12 @@ def test_a_drafter_is_loaded_and_the_noise_measured_once_in_each_dtype(
 
 
 def test_a_loop_that_is_wrong_is_not_certified(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     MUTATIONS[0].plant(monkeypatch)
+    for cached in (plant_all, cases_of_all):  # what the loop as it should be was found to do
+        cached.cache_clear()
+        request.addfinalizer(cached.cache_clear)
     cfg = config(tmp_path, "drafters=[lm]", "dtypes=[float32]", "prompts=1", "draws=100", "continuations=100")
     with pytest.raises(UserError, match="NOT LOSSLESS: lm; see"):
         certify.run(cfg)
