@@ -107,17 +107,17 @@ class Stopwatch:
     device: torch.device
     time: Callable[[Action, torch.device], float] = field(default=seconds_of)
 
-    def medians(self, actions: Mapping[int, Action], budget: Budget) -> dict[int, float]:
+    def medians(self, actions: Mapping[int, Action], budget: Budget, always: int = 1) -> dict[int, float]:
         """Median seconds of each action, keys rising in cost at most in proportion.
 
         After a first run of each, those that could not be repeated LEAST times within the budget are left away, the
-        first one excepted; then all take turns, REPEATS times or until the budget is spent.
+        first `always` of them excepted; then all take turns, REPEATS times or until the budget is spent.
         """
         first: dict[int, float] = {}
         before = 0
         for key, action in actions.items():
             likely = first[before] * key / before if before else 0.0
-            if before and not budget.allows((LEAST + 1) * likely + LEAST * sum(first.values())):
+            if len(first) >= always and not budget.allows((LEAST + 1) * likely + LEAST * sum(first.values())):
                 break
             first[key] = self.time(action, self.device)
             before = key
