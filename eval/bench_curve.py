@@ -20,8 +20,9 @@ from .compare import Row, position_runs, row_figures, rows_of
 from .crossed import Runs
 from .curve import Point, curve_lines, fitted, next_lengths, told
 from .jobs import Job, JobProgress, Plan, run_jobs
-from .plots import AXES, learning_curve, save_plot
+from .plots import learning_curve, save_plot
 from .replayed import ALONE, OWN, WHOLE
+from .records import AXES
 from .report import finite
 
 NAME = "learning_curve.json"

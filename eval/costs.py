@@ -20,7 +20,7 @@ from .budget import Budget
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)  # new tokens n, at batch 1 and the shortest context
 FEW = (1, 2, 4, 8, 16)  # elsewhere
-BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (128, 1024, 4096)
+CONTEXTS = (128, 1024, 4096)
 ORDER = (  # (batch, context), the most telling first: what time does not allow is cut off at the end
     (1, 128), (8, 128), (1, 1024), (32, 128), (2, 128), (16, 128), (4, 128), (1, 4096), (8, 1024), (2, 1024),
     (4, 1024), (16, 1024), (32, 1024), (2, 4096), (4, 4096), (8, 4096), (16, 4096), (32, 4096),

@@ -13,8 +13,7 @@ from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
 from .certificate import certificate_lines, holds
-from .plots import runs
-from .records import PromptRecord, by_prompt, temperature_name
+from .records import PromptRecord, by_prompt, runs, temperature_name
 from .sampled import MIN_P_VALUE
 from .speed import speed_section
 from .statistics import Pairs, bootstrap_difference, bootstrap_interval, headline, ratio

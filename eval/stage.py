@@ -28,7 +28,6 @@ from .history import remember
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
-from .plots import draw_plots
 from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
@@ -291,6 +290,8 @@ def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
 
 def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:
     """The plots, the generations that are shown, report.html and, last, report.json."""
+    from .plots import draw_plots  # matplotlib takes a second to import
+
     write_json(folder / "evaluate" / "traces.json", {"traces": shown})
     page = render(report, draw_plots(report, folder), shown)
     temporary = folder / ".report.html.tmp"
