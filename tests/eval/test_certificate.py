@@ -37,8 +37,9 @@ from eval.certificate import (
     plant_all,
     words,
 )
-from eval.enumeration import Changes, exact_law
+from eval.loop_law import exact_law
 from eval.mutations import MUTATIONS, Mutation
+from eval.patching import Changes
 from eval.toy import END, LAYER, LENGTH, PROMPT, VOCAB, drawn_config, toy_config, toy_decoder, toy_drafter, toy_target
 from inference.decode import Request
 from inference.sampling import Sampling
