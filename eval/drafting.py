@@ -171,7 +171,8 @@ def loop_cost(
     plain: dict[int, float] = {}
     drawn: dict[int, float] = {}
     certain: dict[int, float] = {}
-    drafters: list[Drafter | None] = [None, FreeDrafter(), *([] if sampling.greedy else [FreeDrafter(target.vocab_size)])]
+    drafters: list[Drafter | None] = [None, FreeDrafter()]
+    drafters += [] if sampling.greedy else [FreeDrafter(target.vocab_size)]
     for batch in batches:
         once = STEPS * verify.seconds(LOOP_DRAFT + 1, batch) + verify.seconds(batch * CONTEXTS[0])
         if plain and not budget.allows(2 * len(drafters) * once):

@@ -1,5 +1,5 @@
-"""What a comparison trains and evaluates: a job for each drafter, with the overrides of its stages, and the store that all
-learn from."""
+"""What a comparison trains and evaluates: a job for each drafter, with the overrides of its stages, and the store that
+all learn from."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
