@@ -12,7 +12,7 @@ from conf.paths import run_dir
 from conf.prompts import GENERAL
 from conf.schema import RunConfig
 from data.revisions import BUILTIN, TEMPLATED
-from inference.artifact import find, load_drafter, read_about
+from inference.artifact import load_drafter
 from inference.drafters import Drafter
 from inference.target import Target
 
@@ -37,7 +37,10 @@ def other_place(cfg: RunConfig) -> str | None:
 def contenders(cfg: RunConfig, target: Target, drafter: Drafter, k: int) -> list[Contender]:
     """The drafter itself and bench.against, at the same draft length. Raises UserError as load_drafter does."""
     own, where = [Contender.of(OWN, drafter, k)], other_place(cfg)
-    return own if where is None else [*own, Contender.of(OTHER, load_drafter(where, target)[0], k)]
+    if where is None:
+        return own
+    other, _, about = load_drafter(where, target)
+    return [*own, Contender.of(OTHER, other, k, about)]
 
 
 def replayed_figures(
@@ -47,10 +50,10 @@ def replayed_figures(
     """report.json's `replayed` ({} without replayed texts) and `against` (null without another drafter). data: settings
     of the collection that the drafter learned from."""
     entries = replay_written(cfg, target, both, k, folder, digest)
-    draws, seed, where = cfg.bench.bootstrap, cfg.seed, other_place(cfg)
+    draws, seed = cfg.bench.bootstrap, cfg.seed
     against = None
-    if where is not None:
-        store = read_about(find(where))["training"].get("store") or {}
+    for other in (one for one in both if one.prefix == OTHER):
+        store = (other.about.get("training") or {}).get("store") or {}
         against = {
             "where": cfg.bench.against, "num_spec_tokens": k, "response_tokens": store.get("response_tokens"),
             "by_temperature": against_section(entries, data, k, draws, seed),

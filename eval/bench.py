@@ -5,11 +5,11 @@ batched `generate` at its best batch size. Both sides run in one process (the sa
 prompts), warmed up and in turn, and every ratio has an interval over its repetitions.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
@@ -26,11 +26,12 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .budget import Budget
+from .costs import WIDTHS, Stopwatch, forwards
 from .statistics import paired_ratio
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 CONTEXT = 200  # tokens in the cache while v(n) is measured
-COST_REPEATS, REPEATS = 7, 4
+REPEATS = 4
 STOCK_BATCHES = (16, 32, 64, 128)
 PLAIN_PROMPTS, COLLECT_PROMPTS, NEW_TOKENS = 4, 128, 48
 
@@ -75,29 +76,9 @@ def bench_requests(target: Target, cfg: RunConfig) -> list[Request]:
     return [Request(i, str(n), max_new_tokens=NEW_TOKENS) for n, i in enumerate(short)]
 
 
-def interleaved(actions: dict[int, Callable[[], Any]], repeats: int) -> dict[int, float]:
-    """Median seconds of each action, all run in turn `repeats` times after one warm-up."""
-    seconds: dict[int, list[float]] = {name: [] for name in actions}
-    for round_number in range(repeats + 1):
-        for name, action in actions.items():
-            started = time.perf_counter()
-            action()
-            if round_number > 0:
-                seconds[name].append(time.perf_counter() - started)
-    return {name: median(values) for name, values in seconds.items()}
-
-
 def verification_cost(target: Target) -> dict[str, Any]:
     """v(n): one forward over n new tokens, head included, over one token."""
-    cache = target.new_cache(1, CONTEXT + max(WIDTHS))
-    tokens = torch.arange(max(WIDTHS) + CONTEXT, device=target.device)[None] % target.vocab_size
-    target.forward(tokens[:, :CONTEXT], cache)
-    cache.advance([CONTEXT])
-
-    def forward(n: int) -> Callable[[], Any]:
-        return lambda: target.head(target.forward(tokens[:, :n], cache).last).argmax(-1).tolist()
-
-    seconds = interleaved({n: forward(n) for n in WIDTHS}, COST_REPEATS)
+    seconds = Stopwatch(target.device).medians(forwards(target, 1, CONTEXT, WIDTHS), Budget(math.inf))
     return {"context": CONTEXT, "ms_1": 1e3 * seconds[1], "v": {n: seconds[n] / seconds[1] for n in WIDTHS}}
 
 

@@ -19,8 +19,10 @@ from .bench_drafters import store_facts
 from .compare import Row, position_runs, row_figures, rows_of
 from .crossed import Runs
 from .curve import Point, curve_lines, fitted, next_lengths, told
-from .jobs import Job, JobProgress, Plan, run_jobs
-from .plots import AXES, learning_curve, save_plot
+from .job_plan import Job, Plan
+from .jobs import JobProgress, collect, run_jobs
+from .plots import learning_curve, save_plot
+from .records import AXES
 from .replayed import ALONE, OWN, WHOLE
 from .report import finite
 
@@ -38,7 +40,7 @@ def run(cfg: CurveConfig, overrides: Sequence[str]) -> None:
     record(cfg, plan.folder)
     most = cfg.curve.tokens[-1]
     prompts = max(cfg.data.prompts, most // TOKENS_A_PROMPT)
-    plan.collect(f"data.response_tokens={max(cfg.data.response_tokens, most)}", f"data.prompts={prompts}")
+    collect(plan, f"data.response_tokens={max(cfg.data.response_tokens, most)}", f"data.prompts={prompts}")
     rows = rows_of(list(run_jobs(jobs, plan.store, JobProgress(jobs))))
     curve = finite(curve_of(cfg, rows))
     if not any(curve[axis]["points"] for axis in AXES):

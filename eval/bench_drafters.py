@@ -18,7 +18,8 @@ from data.store import Store
 
 from .against import with_interval
 from .compare import Row, fastest, objective_gains, row_figures, rows_of
-from .jobs import Job, JobProgress, Outcome, Plan, run_jobs
+from .job_plan import Job, Plan
+from .jobs import JobProgress, Outcome, collect, run_jobs
 from .report import finite
 
 NAME = "bench_drafters.json"
@@ -33,7 +34,7 @@ def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
     plan = Plan.of(cfg, overrides, "drafters", "compare", FEW_VALIDATIONS, "drafter.tune_length=true")
     jobs = drafter_jobs(cfg, plan)
     record(cfg, plan.folder)
-    plan.collect()
+    collect(plan)
     outcomes = list(run_jobs(jobs, plan.store, JobProgress(jobs)))
     figures = finite(compared(cfg, outcomes, plan.store))
     show(figures)

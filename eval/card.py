@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 from .card_use import use
 from .engines import Verdict
 from .html import interval, number
-from .plots import runs
+from .records import runs
 from .report import draft_tokens, lossless_lines
 
 Report = dict[str, Any]

@@ -7,18 +7,32 @@ target, that nothing of its size, dtype or cache is in the way (design.md sectio
 
 import time
 from collections import Counter
+from functools import cache
 from typing import Any
 
-from conf.schema import DrafterConfig, NgramConfig, Rule
+from conf.schema import DrafterConfig, Rule
 from inference.decode import Request
 from inference.drafters import Drafter
 from inference.sampling import Sampling
 from inference.target import Target
 
-from .enumeration import Changes, Law, exact_law, largest_error, law_of_loop
+from .loop_law import Law, exact_law, largest_error, law_of_loop
 from .mutations import MUTATIONS, Mutation
+from .patching import Changes
 from .statistics import GTest
-from .toy import LAYER, LENGTH, NUM_SPEC_TOKENS, PROMPT, VOCAB, toy_config, toy_decoder, toy_drafter, toy_target
+from .toy import (
+    LAYER,
+    LENGTH,
+    LOOKUP,
+    NUM_SPEC_TOKENS,
+    PROMPT,
+    VOCAB,
+    drawn_config,
+    toy_config,
+    toy_decoder,
+    toy_drafter,
+    toy_target,
+)
 
 ERROR, VISIBLE = 1e-9, 1e-6  # of a text's probability: at most without a fault, at least with one
 LEVEL, POWER = 1e-4, 0.95
@@ -32,37 +46,49 @@ def certificate(
     seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """lossless.certificate of report.json. greedy: what was compared token by token, by dtype; sampled: the test of
-    the real target's texts; texts: how many are drawn on the toy."""
+    the real target's texts; texts: how many are drawn on the toy. What does not depend on the drafter is worked out
+    once in a process."""
     started = time.perf_counter()
     target = toy_target()
-    enumeration = enumerate_toy(target, config, rule)
-    drawn = draw_toy(target, toy_drafter(LAYER, target), SAMPLINGS[0], rule, texts, seed)
+    enumeration, drafter = enumerate_toy(config, rule), toy_drafter(drawn_config(config), target)
+    drawn = draw_toy(target, drafter, SAMPLINGS[0], rule, texts, seed)
+    figures = {"drafter": drafter.kind, "texts": texts, "p_value": drawn.p_value, "cells": drawn.dof + 1}
     return {
-        "enumeration": {**enumeration, "drawn": {"texts": texts, "p_value": drawn.p_value, "cells": drawn.dof + 1}},
+        "enumeration": {**enumeration, "drawn": figures},
         "greedy": greedy, "sampled": sampled,
         "power": {
             "power": POWER, "level": LEVEL, "toy": drawn.smallest_bias(LEVEL, POWER),
             "target": None if sampled is None else sampled["smallest_bias"],
         },
-        "mutations": plant_all(target, rule, seed),
+        "mutations": plant_all(rule, seed),
         "seconds": round(time.perf_counter() - started, 2),
     }  # fmt: skip
 
 
-def enumerate_toy(target: Target, config: DrafterConfig, rule: Rule) -> dict[str, Any]:
+def enumerate_toy(config: DrafterConfig, rule: Rule) -> dict[str, Any]:
     """The probability of every text under speculative decoding against plain decoding's, for this kind of drafter, a
     small LM and a lookup, under two samplings."""
-    configs = {c.kind: c for c in (toy_config(config), LAYER, toy_config(NgramConfig())) if c is not None}
-    cases: list[dict[str, Any]] = []
-    for kind, small in configs.items():
-        drafter = toy_drafter(small, target)
-        for sampling in SAMPLINGS:
-            error = error_of(target, drafter, sampling, rule)
-            cases.append({"drafter": kind, "sampling": words(sampling), "largest_error": error})
+    own, cases = toy_config(config), [*cases_of_all(rule)]
+    if own is not None and own not in (LAYER, LOOKUP):
+        cases = [*cases_of(own, rule), *cases]
     return {
         "vocabulary": VOCAB, "length": LENGTH, "rule": rule.value, "cases": cases,
         "largest_error": max(case["largest_error"] for case in cases), "error_below": ERROR,
     }  # fmt: skip
+
+
+@cache
+def cases_of_all(rule: Rule) -> list[dict[str, Any]]:
+    """Those that belong to every drafter's certificate."""
+    return [case for config in (LAYER, LOOKUP) for case in cases_of(config, rule)]
+
+
+def cases_of(config: DrafterConfig, rule: Rule) -> list[dict[str, Any]]:
+    """The largest error of a `toy_config` under each sampling."""
+    target = toy_target()
+    drafter = toy_drafter(config, target)
+    errors = {sampling: error_of(target, drafter, sampling, rule) for sampling in SAMPLINGS}
+    return [{"drafter": config.kind, "sampling": words(s), "largest_error": error} for s, error in errors.items()]
 
 
 def error_of(target: Target, drafter: Drafter, sampling: Sampling, rule: Rule, length: int = LENGTH) -> float:
@@ -91,8 +117,10 @@ def law_test(found: Counter[tuple[int, ...]], law: Law) -> GTest:
     return test
 
 
-def plant_all(target: Target, rule: Rule, seed: int = 0) -> dict[str, Any]:
+@cache
+def plant_all(rule: Rule, seed: int = 0) -> dict[str, Any]:
     """Every planted fault, and which of them the same checks do not see."""
+    target = toy_target()
     missed = [mutation.name for mutation in MUTATIONS if not is_caught(target, mutation, rule, seed)]
     return {"planted": len(MUTATIONS), "caught": len(MUTATIONS) - len(missed), "missed": missed}
 
@@ -118,12 +146,14 @@ def holds(certificate: dict[str, Any]) -> bool:
 def certificate_lines(certificate: dict[str, Any]) -> list[str]:
     """The toy's part in sentences, for the terminal, the page and the card."""
     toy, power, mutations = certificate["enumeration"], certificate["power"], certificate["mutations"]
-    kinds = ", ".join(dict.fromkeys(case["drafter"] for case in toy["cases"]))
+    kinds, drawn = ", ".join(dict.fromkeys(case["drafter"] for case in toy["cases"])), toy["drawn"]
+    who = drawn.get("drafter", LAYER.kind)  # what earlier reports, which do not say, were drawn with
+    bare = "; no lookup in front: what a hybrid drafts depends on its batch" if "+" in who else ""
     missed = f" (missed: {', '.join(mutations['missed'])})" if mutations["missed"] else ""
     return [
         f"enumerated in float64: the probability of every text of up to {toy['length']} tokens over a vocabulary of "
-        f"{toy['vocabulary']} is plain decoding's to {toy['largest_error']:.1g} ({kinds})",
-        f"drawn: {toy['drawn']['texts']:,} of these texts against their law, p = {toy['drawn']['p_value']:.4g}; a bias "
+        f"{toy['vocabulary']} is plain decoding's to {toy['largest_error']:.1g} ({kinds}{bare})",
+        f"drawn with {who}: {drawn['texts']:,} of these texts against their law, p = {drawn['p_value']:.4g}; a bias "
         f"of {power['toy']:.1%} total variation would have been seen with probability {power['power']:g}",
         f"planted faults that these checks caught: {mutations['caught']} of {mutations['planted']}{missed}",
     ]

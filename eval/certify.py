@@ -1,18 +1,20 @@
 """`make certify`: is a drafter's output the target's own, at length?
 
 Greedy texts token by token in each dtype; at temperature 1 many tokens against exact probabilities, and whole texts
-against as many plain ones; the toy's law computed and drawn, and the planted faults. What is decoded is kept, so that
-an interrupted run goes on.
+against as many plain ones; the toy's law computed and drawn, and the planted faults. What is decoded is kept until
+there is a certificate: an interrupted run goes on, and the next one starts anew.
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from conf.cli import main
@@ -23,7 +25,7 @@ from conf.schema import CertifyConfig, DrafterConfig
 from data.prompts import stratified
 from data.selection import bench_prompts
 from data.turns import first_turn
-from inference.artifact import KINDS, load_drafter
+from inference.artifact import KINDS, find, load_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.load import load_target
@@ -32,10 +34,10 @@ from inference.sampling import Sampling
 from inference.target import Target
 
 from .certificate import certificate
-from .lossless import GreedyPair, greedy_check
+from .lossless import GreedyPair, greedy_check, noise_of
 from .report import finite, is_lossless, lossless_lines
 from .sampled import BATCH, choose_prefixes
-from .stage import FORMAT, Subject, drafter_place, sample, stock
+from .stage import FORMAT, Subject, contents, drafter_place, sample, stock
 from .twosample import Samples, two_sample
 
 CONTINUED = 24  # tokens of the continuations of the two-sample tests
@@ -58,6 +60,7 @@ def run(cfg: CertifyConfig) -> None:
     about = {"created": datetime.now(UTC).isoformat(timespec="seconds"), "machine": machine(), "versions": versions()}
     settings = {"prompts": cfg.prompts, "max_new_tokens": cfg.max_new_tokens, "bench": cfg.bench, "seed": cfg.seed}
     write_json(path, finite({**about, "target": cfg.target.id, "settings": settings, "drafters": certificates}))
+    shutil.rmtree(folder / "certify")
     show(certificates)
     print(path)
     failed = [name for name, found in certificates.items() if not found["lossless"]]
@@ -68,33 +71,45 @@ def run(cfg: CertifyConfig) -> None:
 def certify(cfg: CertifyConfig, kept: Path) -> dict[str, dict[str, Any]]:
     """The certificate of each drafter, by the name it was asked for with."""
     wanted = cfg.drafters or [drafter_place(cfg)]
-    greedy: dict[str, dict[str, Any]] = {name: {} for name in wanted}
-    plain: Texts = []
-    for dtype in dict.fromkeys([*cfg.dtypes, cfg.target.dtype]):
+    greedy: dict[str, dict[str, Any]] = {name: dict.fromkeys(cfg.dtypes) for name in wanted}
+    out: dict[str, dict[str, Any]] = {}
+    for dtype in [*(d for d in dict.fromkeys(cfg.dtypes) if d != cfg.target.dtype), cfg.target.dtype]:
         target_cfg = replace(cfg.target, dtype=dtype)
         target = load_target(target_cfg)
         texts = plain_texts(cfg, target, kept)
-        for name in wanted if dtype in cfg.dtypes else ():
-            ours = decoded(cfg, target, subject(cfg, name, target), texts, kept / f"{dtype}-{slug(name)}.jsonl")
-            pairs = [GreedyPair(str(n), p, a, b) for n, ((p, a), b) in enumerate(zip(texts, ours, strict=True))]
-            greedy[name][dtype] = greedy_check(pairs, dtype, partial(stock, target_cfg, target))
-        if dtype == cfg.target.dtype:
-            plain, final = texts, target
-    return {name: certified(cfg, final, subject(cfg, name, final), plain, greedy[name]) for name in wanted}
+        plain = [GreedyPair(str(n), prompt, text, text) for n, (prompt, text) in enumerate(texts)]
+        reference, noise = cache(partial(stock, target_cfg, target)), cache(partial(noise_of, pairs=plain))
+        for name in wanted:
+            drafted = subject(cfg, name, target)
+            if dtype in cfg.dtypes:
+                ours = decoded(cfg, target, drafted, texts, kept / f"{dtype}-{slug(name)}.jsonl")
+                pairs = [replace(pair, speculative=text) for pair, text in zip(plain, ours, strict=True)]
+                greedy[name][dtype] = greedy_check(pairs, dtype, reference, noise)
+            if dtype == cfg.target.dtype:
+                out[name] = certified(cfg, target, drafted, texts, greedy[name])
+    return out
 
 
 def subject(cfg: CertifyConfig, name: str, target: Target) -> Subject:
-    """The drafter of a folder or hub id; of a kind's name an untrained one."""
+    """The drafter of a folder or hub id; of a kind's name an untrained one, the same for the same seed."""
     config: DrafterConfig
     drafter: Drafter
     about: dict[str, Any] = {}
     if name in KINDS:
         config = replace(KINDS[name](), draft_vocab_size=0, dtype=cfg.target.dtype)
-        drafter = build(config, target).eval()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(cfg.seed)
+            drafter = build(config, target).eval()
     else:
         drafter, config, about = load_drafter(name, target)
     k = config.num_spec_tokens
     return Subject(drafter, config, about, name, min(k, longest_draft(drafter, k)))
+
+
+def identity(cfg: CertifyConfig, drafted: Subject) -> list[Any]:
+    """What its texts depend on: its configuration and weights, wherever they lie."""
+    made = [drafted.where, cfg.seed] if drafted.where in KINDS else contents(find(drafted.where))
+    return [made, drafted.config, drafted.num_spec_tokens]
 
 
 def plain_texts(cfg: CertifyConfig, target: Target, kept: Path) -> Texts:
@@ -108,7 +123,7 @@ def plain_texts(cfg: CertifyConfig, target: Target, kept: Path) -> Texts:
 
 def decoded(cfg: CertifyConfig, target: Target, drafted: Subject | None, texts: Texts, path: Path) -> list[list[int]]:
     """Greedy answers to the prompts of `texts` at batch 1, those in `path` first; every new one is kept there."""
-    who = None if drafted is None else [drafted.where, drafted.config, drafted.num_spec_tokens]
+    who = None if drafted is None else identity(cfg, drafted)
     asked = [prompt for prompt, _ in texts]
     digest = digest_of({"format": FORMAT, "target": target.identity, "who": who, "asked": asked,
                         "tokens": cfg.max_new_tokens})  # fmt: skip

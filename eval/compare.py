@@ -20,7 +20,7 @@ TEMPERATURES = (0.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Measured:
+class SeedResult:
     """One seed of a row: what its run directory holds."""
 
     seed: int
@@ -31,7 +31,7 @@ class Measured:
     speeds: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]  # set -> category -> seconds a token by prompt
 
     @classmethod
-    def of(cls, outcome: Outcome) -> "Measured":
+    def of(cls, outcome: Outcome) -> "SeedResult":
         """Read an outcome that has no error."""
         folder, report = outcome.job.folder, outcome.report
         records = list(read_records(folder / "evaluate" / "partial.jsonl", report["digest"]))
@@ -54,7 +54,7 @@ class Row:
 
     kind: str
     objective: str | None
-    seeds: Sequence[Measured]
+    seeds: Sequence[SeedResult]
     failed: Mapping[int, str]
 
     def rounds(self, name: str, temperature: float, form: str = WHOLE) -> Runs:
@@ -81,7 +81,7 @@ def rows_of(outcomes: Sequence[Outcome]) -> list[Row]:
         groups.setdefault((outcome.job.labels["kind"], outcome.job.labels["objective"]), []).append(outcome)
     return [
         Row(
-            kind, objective, [Measured.of(o) for o in group if o.error is None],
+            kind, objective, [SeedResult.of(o) for o in group if o.error is None],
             {o.job.labels["seed"]: o.error for o in group if o.error is not None},
         )
         for (kind, objective), group in groups.items()
@@ -147,12 +147,12 @@ def _longest(row: Row) -> int:
     return sum(who.startswith(f"{OWN}{WHOLE}") for who in row.seeds[0].texts[0].rounds) if row.seeds[0].texts else 0
 
 
-def _at(one: Measured, section: str, name: str) -> Mapping[str, Any]:
+def _at(one: SeedResult, section: str, name: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = one.report[section][name]["t0"]
     return found
 
 
-def _mean(row: Row, of: Callable[[Measured], float | None]) -> float | None:
+def _mean(row: Row, of: Callable[[SeedResult], float | None]) -> float | None:
     values = [value for one in row.seeds if (value := of(one)) is not None]
     return float(np.mean(values)) if values else None
 
@@ -165,7 +165,7 @@ def cost_of(report: Mapping[str, Any]) -> float | None:
 
 
 def _predicted(row: Row, name: str) -> dict[str, Any]:
-    def of(one: Measured) -> float | None:
+    def of(one: SeedResult) -> float | None:
         cells = (one.report.get("forecast") or {}).get("cells", [])
         found = [cell["predicted"] for cell in cells if (cell["set"], cell["temperature"]) == (name, 0.0)]
         return found[0] if found else None

@@ -20,7 +20,7 @@ from .budget import Budget
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)  # new tokens n, at batch 1 and the shortest context
 FEW = (1, 2, 4, 8, 16)  # elsewhere
-BATCHES, CONTEXTS = (1, 2, 4, 8, 16, 32), (128, 1024, 4096)
+CONTEXTS = (128, 1024, 4096)
 ORDER = (  # (batch, context), the most telling first: what time does not allow is cut off at the end
     (1, 128), (8, 128), (1, 1024), (32, 128), (2, 128), (16, 128), (4, 128), (1, 4096), (8, 1024), (2, 1024),
     (4, 1024), (16, 1024), (32, 1024), (2, 4096), (4, 4096), (8, 4096), (16, 4096), (32, 4096),
@@ -107,17 +107,17 @@ class Stopwatch:
     device: torch.device
     time: Callable[[Action, torch.device], float] = field(default=seconds_of)
 
-    def medians(self, actions: Mapping[int, Action], budget: Budget) -> dict[int, float]:
+    def medians(self, actions: Mapping[int, Action], budget: Budget, always: int = 1) -> dict[int, float]:
         """Median seconds of each action, keys rising in cost at most in proportion.
 
         After a first run of each, those that could not be repeated LEAST times within the budget are left away, the
-        first one excepted; then all take turns, REPEATS times or until the budget is spent.
+        first `always` of them excepted; then all take turns, REPEATS times or until the budget is spent.
         """
         first: dict[int, float] = {}
         before = 0
         for key, action in actions.items():
             likely = first[before] * key / before if before else 0.0
-            if before and not budget.allows((LEAST + 1) * likely + LEAST * sum(first.values())):
+            if len(first) >= always and not budget.allows((LEAST + 1) * likely + LEAST * sum(first.values())):
                 break
             first[key] = self.time(action, self.device)
             before = key

@@ -2,22 +2,23 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from statistics import median
 
 import torch
 from torch import Tensor
 
 from inference.cache import SlotCache
+from inference.costs import FreeDrafter
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
-from inference.drafters.base import Context, Draft, Features
+from inference.drafters.base import Context, Features
 from inference.drafters.early_exit import EarlyExitDrafter
 from inference.replay import chain_of
 from inference.sampling import Sampling, SamplingRows
 from inference.target import Hidden, Target
 
 from .budget import Budget
-from .costs import CONTEXTS, LEAST, NO_TIME, Action, CostGrid, Curve, Stopwatch, filled_cache
+from .costs import CONTEXTS, LEAST, NO_TIME, REPEATS, Action, CostGrid, Curve, Stopwatch, filled_cache, forwards
 
 TOKEN = 1  # what texts are made of: no cost depends on it
 STEPS, LOOP_DRAFT = 16, 3  # steps of the loop that are timed, and draft tokens of its rounds
@@ -91,11 +92,10 @@ class Scene:
         return Features(self.tokens[:, at], self.read.last[:, at], taps, starts, counts)
 
     def rounds(self, drafter: Drafter, k: int, sampling: Sampling) -> Action:
-        """An action that drafts k tokens a row, one new position having been taken in; made for one drafter at a time:
-        its first call reads the whole text."""
+        """An action that drafts k tokens a row, one new position having been taken in; its first call reads the whole
+        text. The actions of a scene may take turns: each goes on where it was itself."""
         batch, context = self.tokens.shape
-        every, state = list(range(batch)), drafter.start(batch)
-        self.cache.rollback([context] * batch)
+        every, state, lengths = list(range(batch)), drafter.start(batch), [context] * batch
         rows = [[TOKEN] * (context + 1) for _ in every]
         settings, generator = SamplingRows([sampling] * batch, self.target.device), torch.Generator().manual_seed(0)
         drafter.admit(state, every)
@@ -104,8 +104,9 @@ class Scene:
 
         @torch.inference_mode()
         def one_round() -> None:
-            drafter.observe(state, every, self.features(drafter, slice(-1, None), list(self.cache.lengths)))
-            self.cache.advance([1] * batch)
+            drafter.observe(state, every, self.features(drafter, slice(-1, None), list(lengths)))
+            lengths[:] = [length + 1 for length in lengths]
+            self.cache.lengths = list(lengths)
             for row in rows:
                 row.append(TOKEN)
             ctx = Context(rows, self.tokens[:, -1], self.read.last[:, -1], [True] * batch, self.cache)
@@ -123,23 +124,23 @@ def draft_cost(
     """
     curves: dict[tuple[int, int], Curve] = {}
     drafters = {k: chain_of(build(k)) for k in lengths}
+    some = drafters[max(lengths)]
     for scene in scenes:
         batch, context = scene.tokens.shape
+        if some.context is not None and context + max(lengths) >= some.context:
+            budget.leave_out(f"drafts of {some.kind} at context {context}", f"its own is {some.context}")
+            continue
         times: dict[int, float] = {}
-        for k, drafter in drafters.items():
-            if drafter.context is not None and context + max(lengths) >= drafter.context:
-                budget.leave_out(f"drafts of {drafter.kind} at context {context}", f"its own is {drafter.context}")
-                break
-            if curves and not budget.allows((LEAST + 2) * batch * next(iter(curves.values()))(k)):
-                budget.leave_out(f"drafts of {drafter.kind} at batch {batch} and context {context}", NO_TIME)
-                break
-            action = scene.rounds(drafter, k, sampling)
-            action()  # whatever reads the whole text the first time
-            times |= watch.medians({k: action}, budget)
-        scene.cache.rollback([context] * batch)
+        if not curves or budget.allows((LEAST + 2) * batch * sum(map(next(iter(curves.values())), lengths))):
+            actions = {k: scene.rounds(drafter, k, sampling) for k, drafter in drafters.items()}
+            for action in actions.values():
+                action()  # whatever reads the whole text the first time
+            times = watch.medians(actions, budget, always=1 if curves else len(actions))
+            scene.cache.lengths = [context] * batch
         if len(times) == len(drafters):
             curves[batch, context] = Curve(times)
-    some = drafters[max(lengths)]
+        else:
+            budget.leave_out(f"drafts of {some.kind} at batch {batch} and context {context}", NO_TIME)
     parameters = sum(p.numel() for p in some.parameters() if p.requires_grad)
     return DraftCost(CostGrid(curves), parameters, verify_share(some, lengths, budget, watch))
 
@@ -149,48 +150,17 @@ def verify_share(drafter: Drafter, lengths: Sequence[int], budget: Budget, watch
     if not isinstance(drafter, EarlyExitDrafter):
         return None
     target, context, widths = drafter.target, CONTEXTS[0], [k + 1 for k in lengths]
-    cache, shares = filled_cache(target, 1, context, max(widths)), {}
-    tokens = torch.full((1, max(widths)), TOKEN, device=target.device)
+    cache, whole, shares = filled_cache(target, 1, context, max(widths)), forwards(target, 1, context, widths), {}
     states = torch.zeros(1, max(widths), target.hidden_size, dtype=target.dtype, device=target.device)
-
-    def whole(n: int) -> Action:
-        return lambda: target.head(target.forward(tokens[:, :n], cache).last).argmax(-1).tolist()
 
     def rest(n: int) -> Action:
         layer = drafter.exit_layer
         return lambda: target.head(target.resume(states[:, :n], layer, cache).last).argmax(-1).tolist()
 
     for n in widths:
-        both = watch.medians({1: whole(n), 2: rest(n)}, budget)
+        both = watch.medians({1: whole[n], 2: rest(n)}, budget)
         shares[n] = both[2] / both[1] if 2 in both else 1.0
     return Curve(shares)
-
-
-class Given(Drafter):
-    """Drafts the same tokens in no time: what is left of a round is the loop's."""
-
-    kind, trainable, num_steps = "given", False, 0
-
-    def __init__(self, vocab_size: int, *, drawn: bool = True) -> None:
-        super().__init__()
-        self.vocab_size, self.drawn = vocab_size, drawn
-        self._kept: dict[tuple[int, int, bool], Draft] = {}
-
-    def start(self, batch: int) -> Any:
-        """Nothing."""
-        return None
-
-    def draft(
-        self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
-    ) -> Draft:
-        """k tokens; as if drawn from a uniform q, where anything is drawn."""
-        batch, device = len(ctx.rows), ctx.last.device
-        key = (batch, k, sampling.greedy)
-        if key not in self._kept:
-            tokens, counts = torch.full((batch, k), TOKEN, device=device), torch.full((batch,), k, device=device)
-            uniform = torch.full((batch, k, self.vocab_size), 1 / self.vocab_size, device=device)
-            self._kept[key] = Draft(tokens, counts, uniform if self.drawn and not sampling.greedy else None)
-        return self._kept[key]
 
 
 def loop_cost(
@@ -200,16 +170,32 @@ def loop_cost(
     plain: dict[int, float] = {}
     drawn: dict[int, float] = {}
     certain: dict[int, float] = {}
+    drafters: list[Drafter | None] = [None, FreeDrafter()]
+    drafters += [] if sampling.greedy else [FreeDrafter(target.vocab_size)]
     for batch in batches:
-        likely = 3 * STEPS * verify.seconds(LOOP_DRAFT + 1, batch) + verify.seconds(batch * CONTEXTS[0])
-        if plain and not budget.allows(likely):
+        once = STEPS * verify.seconds(LOOP_DRAFT + 1, batch) + verify.seconds(batch * CONTEXTS[0])
+        if plain and not budget.allows(2 * len(drafters) * once):
             budget.leave_out(f"the loop's own time at batch {batch}", NO_TIME)
             continue
-        drafters = [Given(target.vocab_size, drawn=False)] + ([] if sampling.greedy else [Given(target.vocab_size)])
-        plain[batch] = loop_share(target, None, batch, sampling, verify)
-        certain[batch], *others = (loop_share(target, d, batch, sampling, verify) for d in drafters)
+        part = budget.part(1 / (1 + len(batches)))  # repeating the first ones leaves some for the others
+        plain[batch], certain[batch], *others = loop_shares(target, drafters, batch, sampling, verify, part)
         drawn[batch] = others[0] if others else certain[batch]
     return LoopCost(Curve(plain), Curve(drawn), Curve(certain))
+
+
+def loop_shares(
+    target: Target, drafters: Sequence[Drafter | None], batch: int, sampling: Sampling, verify: CostGrid, budget: Budget
+) -> list[float]:
+    """`loop_share` with each drafter (None: plain decoding): the median of runs that all take in turn, after one of
+    each that doesn't count; REPEATS of them, or as many as the budget allows and at least one."""
+    runs: list[list[float]] = [[] for _ in drafters]
+    for turn in range(1 + REPEATS):
+        before = budget.spent
+        for drafter, found in zip(drafters, runs, strict=True):
+            found.append(loop_share(target, drafter, batch, sampling, verify))
+        if turn > 0 and not budget.allows(budget.spent - before):
+            break
+    return [median(found[1:]) for found in runs]
 
 
 def loop_share(target: Target, drafter: Drafter | None, batch: int, sampling: Sampling, verify: CostGrid) -> float:
@@ -219,6 +205,6 @@ def loop_share(target: Target, drafter: Drafter | None, batch: int, sampling: Sa
     decoder = Decoder(target, drafter, batch=batch, num_spec_tokens=LOOP_DRAFT)
     requests = [Request(prompt, max_new_tokens=STEPS, sampling=sampling) for prompt in prompts]
     longest = max(decoder.generate(requests), key=lambda result: len(result.rounds))
-    forwards = sum(verify.seconds(1 + r.proposed, batch) for r in longest.rounds)
-    return max(0.0, longest.seconds - forwards) / max(1, len(longest.rounds))
+    forward = sum(verify.seconds(1 + r.proposed, batch) for r in longest.rounds)
+    return max(0.0, longest.seconds - forward) / max(1, len(longest.rounds))
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from .against import COLUMNS, against_rows
 from .curve import curve_lines
-from .plots import AXES, runs
-from .records import temperature_name
+from .records import AXES, runs, temperature_name
 from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
 
 Report = dict[str, Any]

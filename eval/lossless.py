@@ -39,17 +39,21 @@ class GreedyPair:
     speculative: list[int]
 
 
-def greedy_check(pairs: Iterable[GreedyPair], dtype: str, stock: Callable[[], Target]) -> dict[str, Any]:
+def greedy_check(
+    pairs: Iterable[GreedyPair], dtype: str, stock: Callable[[], Target], noise: Callable[[Target], float] | None = None
+) -> dict[str, Any]:
     """Count identical texts; a divergence is excused when the margin there is below the dtype's noise.
 
-    `stock` gives the target as transformers runs it; it is called when texts diverge only.
+    `stock` gives the target as transformers runs it; it is called when texts diverge only. noise: of a dtype without a
+    MARGIN, where it is known already; else it is measured on the pairs.
     """
     pairs, divergences = list(pairs), []
     apart = [(pair, at) for pair in pairs if (at := first_divergence(pair.plain, pair.speculative)) is not None]
     below = MARGIN.get(dtype)
     if apart:
         reference = stock()
-        below = noise_of(reference, pairs) if below is None else below
+        if below is None:
+            below = noise_of(reference, pairs) if noise is None else noise(reference)
         for pair, at in apart:
             margin = margin_at(reference, pair, at)
             divergences.append(Divergence(pair.key, at, margin, margin < below))

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2
 
-from .statistics import MIN_EXPECTED
+from .statistics import MIN_EXPECTED, chance_above
 
 Floats = NDArray[np.float64]
 
@@ -51,7 +50,7 @@ class Marginals:
         """Where texts ended, position by position: the law of their lengths."""
         at = [n for n, spread in self.spread.items() if spread[END, END] >= MIN_EXPECTED]
         statistic = sum(self.off[n][END] ** 2 / self.spread[n][END, END] for n in at)
-        return {"p_value": float(chi2.sf(statistic, len(at))) if at else 1.0, "dof": len(at), "ended": self.ended}
+        return {"p_value": chance_above(statistic, len(at)), "dof": len(at), "ended": self.ended}
 
 
 def wald(off: Floats, spread: Floats) -> dict[str, Any]:
@@ -64,4 +63,4 @@ def wald(off: Floats, spread: Floats) -> dict[str, Any]:
     kept = values >= MIN_EXPECTED
     statistic = float(((vectors.T @ join @ off)[kept] ** 2 / values[kept]).sum())
     dof = int(kept.sum())
-    return {"p_value": float(chi2.sf(statistic, dof)) if dof else 1.0, "dof": dof}
+    return {"p_value": chance_above(statistic, dof), "dof": dof}

@@ -16,7 +16,7 @@ from inference.acceptance import Counts, Round
 from inference.along import drafted_chances
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
-from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
+from inference.replay import Overlap, Record, chain_of, longest_draft, lookup_of, overlap, replay
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tree import Static
@@ -47,19 +47,18 @@ class Contest:
         """Rounds of every contender on a recorded text."""
         out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
         k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
-        lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
+        lookup, generator = lookup_of(self.drafter), torch.Generator().manual_seed(seed)
+        drawn = self._overlap(self.drafter, record, longest, sampling) if self.drafter.trainable else None
+        chances = None if drawn is None else drawn.chances(self.rule)
         play = partial(replay, record, pool=self.drafter.pool, source=chain_of(self.drafter).kind, generator=generator)
         trained = self.drafter if self.drafter.trainable else None
+        chained = trained is not None and chain_of(trained).tree_shape is None
         for name, drafter, first in (("untrained", self.untrained, lookup), ("trained_alone", trained, None)):
-            own = None if drafter is None else self._drafted(drafter, record, k, sampling)
-            if own is not None:
-                out[name] = play(k, lookup=first, chances=own)
-        if self.drafter.trainable:
-            chances = self._chances(self.drafter, record, longest, sampling)
-        chained = chances is not None and chain_of(self.drafter).tree_shape is None
-        if chained and not sampling.greedy and self.rule is not Rule.token:
-            single = self._chances(self.drafter, record, k, sampling, Rule.token)
-            out[TOKEN_RULE] = play(k, lookup=lookup, chances=single)
+            if drafter is not None:
+                own = chances if chained and drafter is trained else self._drafted(drafter, record, k, sampling)
+                out |= {} if own is None else {name: play(k, lookup=first, chances=own)}
+        if drawn is not None and chained and not sampling.greedy and self.rule is not Rule.token:
+            out[TOKEN_RULE] = play(k, lookup=lookup, chances=drawn.chances(Rule.token))
         out |= {f"{SWEEP}{n}": play(n, lookup=lookup, chances=chances) for n in range(1, longest + 1)}
         if lookup is not None and lookup.tokens not in (None, k):
             out[SAME_LENGTH] = play(k, lookup=replace(lookup, tokens=None), chances=chances)
@@ -73,12 +72,10 @@ class Contest:
             return torch.zeros(0, k)
         return drafted_chances(drafter, self.target, record, k, sampling, self.rule)
 
-    def _chances(
-        self, drafter: Drafter, record: Record, k: int, sampling: Sampling, rule: Rule | None = None
-    ) -> torch.Tensor:
+    def _overlap(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> Overlap:
         if len(record.tokens) < 2:
-            return torch.zeros(0, k)
-        return chain_chances(drafter, self.target, record, k, sampling, rule=rule or self.rule)
+            return Overlap(torch.zeros(0, k), None, torch.zeros(0, k, dtype=torch.bool))
+        return overlap(drafter, self.target, record, k, sampling)
 
 
 def contest(

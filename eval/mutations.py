@@ -18,7 +18,7 @@ from inference.drafters import Draft
 from inference.sampling import Sampling, SamplingRows, draw, process
 from inference.verify import Verdict
 
-from .enumeration import Patch
+from .patching import Patch
 
 Verifier = Callable[..., Verdict]
 PLAIN = Sampling(1.0)

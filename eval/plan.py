@@ -38,7 +38,7 @@ from .plan_view import draw_plan, recommendation, show
 from .prospects import LONGEST, Prospect, Study
 from .report import finite
 from .roofline import roofline
-from .texts import hit_curve, store_texts, written_texts
+from .texts import fresh_texts, hit_curve, store_texts
 
 SHARES = {"verify": 0.25, "roof": 0.03, "loop": 0.07, "texts": 0.2}  # of the budget; the rest is the drafters'
 LOOKED_UP = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16)  # draft lengths of a lookup alone
@@ -139,7 +139,7 @@ def cost_figures(costs: Machine, roof: dict[str, Any]) -> dict[str, Any]:
 
 def texts_of(cfg: PlanConfig, target: Target, store: Path | None, verify: CostGrid, budget: Budget) -> list[Text]:
     """What the target wrote, of two tokens or more. Raises UserError without any."""
-    texts = written_texts(cfg, target, verify, budget) if store is None else store_texts(store, target)
+    texts = fresh_texts(cfg, target, verify, budget) if store is None else store_texts(store, target)
     if not texts:
         raise UserError(f"{cfg.target.id} answers every choosing prompt with one token: name a store with plan.store")
     return [replace(text, matches=Matches(text.record, None, max(LOOKED_UP))) for text in texts]

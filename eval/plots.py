@@ -1,6 +1,5 @@
 """The report's PNG plots, drawn with matplotlib's Agg canvas from report.json alone."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .records import AXES, runs
+
 Report = dict[str, Any]
 
 BLUE, ORANGE, GREY = "#2f6fb0", "#d9822b", "#8a8f98"
-AXES = {"tokens": "response tokens", "seconds": "seconds of training"}  # of a learning curve
-
-
-def runs(section: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(set, temperature, value) of a section laid out as section[set][temperature]."""
-    for name, by_temperature in section.items():
-        for temperature, value in by_temperature.items():
-            yield name, temperature, value
 
 
 def draw_plots(report: Report, folder: Path) -> dict[str, Path]:

@@ -1,5 +1,5 @@
-"""What the evaluation keeps of every prompt, appended to partial.jsonl so that a killed evaluation goes
-on."""
+"""What the evaluation keeps of every prompt, appended to partial.jsonl so that a killed evaluation goes on; and how the
+report's sections are laid out."""
 
 import json
 import time
@@ -10,6 +10,7 @@ from typing import Any
 
 from inference.acceptance import Round
 
+AXES = {"tokens": "response tokens", "seconds": "seconds of training"}  # of a learning curve
 
 @dataclass
 class PromptRecord:
@@ -50,6 +51,13 @@ def by_prompt(
         more = pair(record)
         sums[record.key] = above + more[0], below + more[1]
     return list(sums.values())
+
+
+def runs(section: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(set, temperature, value) of a section laid out as section[set][temperature]."""
+    for name, by_temperature in section.items():
+        for temperature, value in by_temperature.items():
+            yield name, temperature, value
 
 
 def temperature_name(temperature: float) -> str:

@@ -1,7 +1,7 @@
 """A drafter replayed on the written texts: its rounds at every draft length, with and without its lookup, and how often
 it is right from every place of a text."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -45,16 +45,17 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Contender:
-    """A drafter of the comparison, with draft lengths 1..longest."""
+    """A drafter of the comparison, with draft lengths 1..longest. about: its drafter.json, as far as it is known."""
 
     prefix: str
     drafter: Drafter
     longest: int
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, prefix: str, drafter: Drafter, k: int) -> "Contender":
+    def of(cls, prefix: str, drafter: Drafter, k: int, about: Mapping[str, Any] | None = None) -> "Contender":
         """The drafter with every length that makes sense beside k."""
-        return cls(prefix, drafter, min(longest_draft(drafter, k), max(k, LONGEST)))
+        return cls(prefix, drafter, min(longest_draft(drafter, k), max(k, LONGEST)), about or {})
 
 
 def replay_written(

@@ -13,8 +13,7 @@ from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
 from .certificate import certificate_lines, holds
-from .plots import runs
-from .records import PromptRecord, by_prompt, temperature_name
+from .records import PromptRecord, by_prompt, runs, temperature_name
 from .sampled import MIN_P_VALUE
 from .speed import speed_section
 from .statistics import Pairs, bootstrap_difference, bootstrap_interval, headline, ratio
@@ -254,11 +253,12 @@ def lossless_lines(lossless: dict[str, Any]) -> list[str]:
 
 
 def _power(sampled: dict[str, Any]) -> str:
-    """The smallest bias that the test would have seen; nothing when it had nothing to test."""
+    """The smallest bias that the test would have seen where texts often passed; nothing when they did so nowhere."""
     if sampled["smallest_bias"] is None:
         return ""
     return (
-        f"; a bias of {sampled['smallest_bias']:.1%} total variation would have been seen with probability "
+        f"; a bias of {sampled['smallest_bias']:.1%} total variation where texts often pass would have been seen with "
+        "probability "
         f"{sampled['power']:g}"
     )
 

@@ -24,6 +24,7 @@ def roofline(target: Target, verify: CostGrid, budget: Budget, watch: Stopwatch)
     """Of one row at the shortest context: `decode` and `prefill` against both roofs, and what follows from them."""
     bandwidth, peak = copy_bandwidth(target.device, budget, watch), arithmetic_peak(target, budget, watch)
     weights, cached, flops = step_bytes(target), cache_bytes(target), 2 * step_parameters(target)
+    read, head = prefill_tokens(target), 2 * target.lm_head.weight.numel()
     floor = (weights + CONTEXTS[0] * cached) / bandwidth
     step = verify.seconds(1)
     prefill = watch.medians({1: prefill_action(target)}, budget)[1]
@@ -33,7 +34,8 @@ def roofline(target: Target, verify: CostGrid, budget: Budget, watch: Stopwatch)
         "copy_gb_per_s": bandwidth / 1e9, "peak_gflop_per_s": peak / 1e9,
         "decode": {"ms": 1e3 * step, "floor_ms": 1e3 * floor, **decode_shares, "bound": bound(**decode_shares)},
         "prefill": {
-            "tokens": PREFILL, "ms": 1e3 * prefill, "arithmetic": PREFILL * flops / peak / prefill,
+            "tokens": read, "ms": 1e3 * prefill,
+            "arithmetic": (read * (flops - head) + head) / peak / prefill,  # only the last position is read out
             "bandwidth": floor / prefill,
         },
         "free_tokens": floor * peak / flops,
@@ -95,8 +97,13 @@ def arithmetic_peak(target: Target, budget: Budget, watch: Stopwatch) -> float:
     return 2 * side**3 / watch.medians({1: lambda: a @ a}, budget)[1]
 
 
+def prefill_tokens(target: Target) -> int:
+    """PREFILL, or fewer where the context ends."""
+    return min(PREFILL, (target.context or PREFILL + 1) - 1)
+
+
 def prefill_action(target: Target) -> Any:
-    """Reading PREFILL tokens (fewer where the context ends) of one row into an empty cache."""
-    count = min(PREFILL, (target.context or PREFILL) - 1)
+    """Reading `prefill_tokens` of one row into an empty cache, and the head's choice after the last."""
+    count = prefill_tokens(target)
     tokens = torch.arange(count, device=target.device)[None] % target.vocab_size
     return lambda: target.head(target.forward(tokens, target.new_cache(1, count)).last[:, -1]).argmax(-1).tolist()

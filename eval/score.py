@@ -35,8 +35,9 @@ def forecast_section(
     contexts = sorted({CONTEXTS[0], min(max(longest, CONTEXTS[0] + 1), CONTEXTS[1], (target.context or longest) - 64)})
     widths, places = widths_of(records, k), [(1, context) for context in contexts]
     verify = verification_cost(target, budget.part(0.4), MEMORY, places, widths, widths)
+    scenes = [Scene.of(target, 1, context, chain_of(drafter).taps) for context in contexts]
     costs = {
-        t: measured_costs(target, drafter, verify, contexts, k, Sampling(temperature=t), budget)
+        t: measured_costs(target, drafter, verify, scenes, k, Sampling(temperature=t), budget)
         for t in sorted({r.temperature for r in records})
     }
     cells = [
@@ -75,14 +76,13 @@ def cost_figures(machine: Machine, draft: DraftCost, k: int) -> dict[str, Any]:
 
 
 def measured_costs(
-    target: Target, drafter: Drafter, verify: CostGrid, contexts: Sequence[int], k: int, sampling: Sampling,
+    target: Target, drafter: Drafter, verify: CostGrid, scenes: Sequence[Scene], k: int, sampling: Sampling,
     budget: Budget,
 ) -> tuple[Machine, DraftCost]:  # fmt: skip
     """What the loop and the drafter's own part cost under this sampling, at batch 1."""
     watch, chain = Stopwatch(target.device), chain_of(drafter)
-    scenes = [Scene.of(target, 1, context, chain.taps) for context in contexts]
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
-    return Machine(verify, loop_cost(target, verify, [1], budget, sampling)), draft
+    return Machine(verify, loop_cost(target, verify, [1], budget.part(0.2), sampling)), draft
 
 
 def _runs(records: Sequence[PromptRecord]) -> Iterator[tuple[str, float, Groups]]:

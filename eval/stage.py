@@ -14,7 +14,8 @@ from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
-from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
+from inference import layouts
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build, reshape
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import chain_of, longest_draft, lookup_of
@@ -28,7 +29,6 @@ from .history import remember
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
 from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
-from .plots import draw_plots
 from .progress import EvaluationProgress
 from .records import Partial, PromptRecord
 from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
@@ -100,15 +100,16 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
             "format": FORMAT, "bench": bench, "target": target, "seed": cfg.seed, **tree_settings(cfg.drafter),
             "num_spec_tokens": None if cfg.drafter.tune_length else cfg.drafter.num_spec_tokens,
             "sets": [revision_of(name) for name in bench_sources(cfg)],
-            "against": other and (_contents(other) or other),
-            "drafter": _contents(where) or [where, cfg.drafter],
+            "against": other and (contents(other) or other),
+            "drafter": contents(where) or [where, cfg.drafter],
         }
     )  # fmt: skip
 
 
-def _contents(where: str) -> list[str]:
-    """Digests of a local drafter's files."""
-    return [file_digest(path) for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
+def contents(where: str | Path) -> list[str]:
+    """Digests of a local drafter's files, ours or an engine's."""
+    names = (WEIGHTS, CONFIG, POOL, layouts.MODEL, MODEL_CONFIG)
+    return [file_digest(path) for name in names if (path := Path(where) / name).is_file()]
 
 
 def tree_settings(cfg: DrafterConfig) -> dict[str, Any]:
@@ -312,6 +313,8 @@ def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
 
 def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:
     """The plots, the generations that are shown, report.html and, last, report.json."""
+    from .plots import draw_plots  # matplotlib takes a second to import
+
     write_json(folder / "evaluate" / "traces.json", {"traces": shown})
     page = render(report, draw_plots(report, folder), shown)
     temporary = folder / ".report.html.tmp"

@@ -1,4 +1,7 @@
-"""Bootstrap intervals over prompts and goodness-of-fit tests. Knows nothing about models."""
+"""Bootstrap intervals over prompts and goodness-of-fit tests. Knows nothing about models.
+
+SciPy's distributions take a second to import: only what tests does.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -6,8 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
-from scipy.stats import chi2, ncx2, t
 
 Pairs = Sequence[tuple[float, float]]
 """One (numerator, denominator) for each prompt; a prompt whose denominator is 0 is left out."""
@@ -84,6 +85,8 @@ def quantiles(values: NDArray[np.float64], level: float = 0.95) -> tuple[float, 
 def paired_ratio(above: Sequence[float], below: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:
     """(geometric mean of the paired ratios, its bounds): Student's t interval of their logarithms, for a few
     repetitions of the same measurement. The bounds are nan with fewer than two."""
+    from scipy.stats import t
+
     logs = np.log(above) - np.log(below)
     middle, count = float(logs.mean()), len(logs)
     half = float(t.ppf((1 + level) / 2, count - 1) * logs.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan
@@ -130,9 +133,7 @@ class GTest:
     def p_value(self) -> float:
         """Chance of a statistic at least this large when the exact probabilities are right; 1 without
         data."""
-        if np.isinf(self.statistic):
-            return 0.0
-        return float(chi2.sf(self.statistic, self.dof)) if self.dof > 0 else 1.0
+        return 0.0 if np.isinf(self.statistic) else chance_above(self.statistic, self.dof)
 
     def smallest_bias(self, level: float, power: float) -> float:
         """The total variation distance over the compared cells that a test at `level` sees with probability `power`,
@@ -142,6 +143,9 @@ class GTest:
         Outcomes off by d_i add n sum d_i^2 / p_i to the noncentrality, which is at least n (sum |d_i|)^2 =
         4 n TV^2 by Cauchy and Schwarz.
         """
+        from scipy.optimize import brentq
+        from scipy.stats import chi2, ncx2
+
         if self.dof == 0:
             return float("nan")
         critical = chi2.isf(level, self.dof)
@@ -150,6 +154,13 @@ class GTest:
             return float(ncx2.sf(critical, self.dof, noncentrality)) - power
 
         return math.sqrt(brentq(lack, 1e-9, 20 * critical) / (4 * self.draws))
+
+
+def chance_above(statistic: float, dof: int) -> float:
+    """Of a chi-squared variable with so many degrees of freedom; 1 without any."""
+    from scipy.stats import chi2
+
+    return float(chi2.sf(statistic, dof)) if dof > 0 else 1.0
 
 
 class Transform:

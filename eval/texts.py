@@ -48,7 +48,7 @@ def _text(row: Row) -> Text:
     return Text(row.category, Record(row.prompt_ids, response, torch.empty(0), len(response)))
 
 
-def written_texts(cfg: RunConfig, target: Target, verify: CostGrid, budget: Budget) -> list[Text]:
+def fresh_texts(cfg: RunConfig, target: Target, verify: CostGrid, budget: Budget) -> list[Text]:
     """The target's greedy answers to choosing prompts, as many and as long as the budget allows."""
     ids = {p: first_turn(target.text, p).ids for p in choosing_prompts(cfg, WRITTEN[0][0])}
     fitting = [(p, list(i)) for p, i in ids.items() if len(i) <= cfg.data.max_prompt_tokens]

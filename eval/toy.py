@@ -1,6 +1,7 @@
 """A target of two tokens and an end, and drafters for it, made on the spot: all of its texts can be enumerated."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from conf.schema import (
     MedusaConfig,
     NgramConfig,
     Rule,
+    SuffixConfig,
 )
 from inference.decode import Decoder
 from inference.drafters import Drafter, build
@@ -28,6 +30,7 @@ LENGTH = 4  # tokens of a text
 NUM_SPEC_TOKENS = 2
 PROMPT = [1, 1, 2, 1]  # 0 is not there yet: a penalty must see it come
 LAYER = LmConfig(layers=[0], dtype="float64")  # the drafter of most checks: the target's first layer alone
+LOOKUP = NgramConfig(dtype="float64", num_spec_tokens=NUM_SPEC_TOKENS, min_match=1)
 
 
 def toy_target() -> Target:
@@ -44,11 +47,11 @@ def toy_target() -> Target:
 
 def toy_config(config: DrafterConfig) -> DrafterConfig | None:
     """A drafter of the same kind that fits the toy, untrained and without a lookup in front; None for a kind that has
-    none."""
+    none. A lookup looks into the request alone."""
     small: dict[str, Any] = {"dtype": "float64", "num_spec_tokens": NUM_SPEC_TOKENS}
     match config:
-        case NgramConfig():
-            return NgramConfig(**small, min_match=1)
+        case NgramConfig() | SuffixConfig():
+            return type(config)(**small, min_match=1)
         case LmConfig():
             return LAYER
         case MedusaConfig():
@@ -65,6 +68,19 @@ def toy_config(config: DrafterConfig) -> DrafterConfig | None:
         case JumpConfig():
             return JumpConfig(**small, draft_vocab_size=0, from_layer=1, to_layer=0, last_layer=2)
     return None
+
+
+def drawn_config(config: DrafterConfig) -> DrafterConfig:
+    """Of the drafter that texts are drawn with: of the same kind with its lookup, if it has one, in front; a small LM
+    for a kind that has no toy. Choosing between a lookup and the drafter behind it depends on the other rows of a
+    batch, so that a hybrid can be drawn with but not enumerated."""
+    own = toy_config(config) or LAYER
+    if not config.lookup:
+        return own
+    return replace(
+        own, lookup=True, min_match=1, lookup_kind=config.lookup_kind, lookup_tokens=config.lookup_tokens,
+        lookup_per_match=config.lookup_per_match,
+    )  # fmt: skip
 
 
 def toy_drafter(config: DrafterConfig, target: Target, ids: Sequence[int] | None = None) -> Drafter:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .acceptance import Round
 from .decode import Decoder, Request
@@ -34,19 +35,34 @@ class Costs:
         return verified + self.drafting * drafted
 
 
-class _Guess(Drafter):
-    """Proposes the pending token again and again: drafts that cost nothing."""
+class FreeDrafter(Drafter):
+    """Proposes the pending token again and again: drafts that cost nothing, to time the rest of a round with.
+    vocab_size: where tokens are sampled, they pass for drawn from a uniform q over so many ids (they are not: what is
+    sampled then is of no use but its time); 0: they are certain, as looked up."""
 
-    kind = "guess"
+    kind = "free"
     trainable = False
     num_steps = 0
+
+    def __init__(self, vocab_size: int = 0) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self._q: dict[tuple[int, int], Tensor] = {}
 
     def start(self, batch: int) -> None:
         """No state."""
 
     def draft(self, state: Any, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator) -> Draft:
         """k tokens a row."""
-        return Draft(ctx.last[:, None].repeat(1, k), torch.full_like(ctx.last, k))
+        tokens, counts = ctx.last[:, None].repeat(1, k), torch.full_like(ctx.last, k)
+        return Draft(tokens, counts, self._uniform(tokens) if self.vocab_size and not sampling.greedy else None)
+
+    def _uniform(self, tokens: Tensor) -> Tensor:
+        """[B, k, V], made once."""
+        batch, k = tokens.shape
+        if (batch, k) not in self._q:
+            self._q[batch, k] = torch.full((batch, k, self.vocab_size), 1 / self.vocab_size, device=tokens.device)
+        return self._q[batch, k]
 
 
 def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int, prompt: list[int]) -> Costs:
@@ -54,7 +70,7 @@ def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int,
     temperature 0, after a prompt whose answer has two tokens or more.
     """
     widths = [*(n for n in WIDTHS if n < longest), longest]
-    runs: list[tuple[Drafter | None, int]] = [(None, 0), *((_Guess(), n) for n in widths)]
+    runs: list[tuple[Drafter | None, int]] = [(None, 0), *((FreeDrafter(), n) for n in widths)]
     runs += [] if drafter is None else [(drafter, k)]
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(PASSES):

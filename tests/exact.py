@@ -3,9 +3,9 @@
 import pytest
 import torch
 from drafting import make_target
-from eval.enumeration import law_of_loop
 
 from conf.schema import Rule
+from eval.loop_law import law_of_loop
 from inference.decode import Decoder
 from inference.drafters import Drafter
 from inference.sampling import Sampling, process

@@ -85,6 +85,15 @@ def test_conf_needs_no_model_library() -> None:
             assert not [m for _, m in _imports(tree) if m.split(".")[0] in heavy], path
 
 
+def test_what_takes_seconds_to_import_waits_until_it_is_needed() -> None:
+    for path, tree in TREES.items():
+        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        if path.parts[0] == "eval":
+            assert not [name for node in top for _, name in _imports(node) if name.split(".")[0] == "scipy"], path
+        if path == Path("eval/__main__.py"):  # a mistake in the configuration is told at once
+            assert all(isinstance(node, ast.ImportFrom) and str(node.module).startswith("conf.") for node in top)
+
+
 def test_nothing_unsafe_is_called() -> None:
     unsafe = re.compile(
         r"\btorch\.load\(|\bpickle\.|\bimport pickle\b|trust_remote_code\s*=\s*True|\bos\.system\(|(?<![.\w])eval\("

@@ -19,7 +19,7 @@ from inference.load import load_target
 def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The tiny target and a bench that is over in seconds."""
     for name, value in (
-        ("WIDTHS", (1, 2)), ("REPEATS", 2), ("COST_REPEATS", 1), ("STOCK_BATCHES", (2, 4, 64)), ("PLAIN_PROMPTS", 2),
+        ("WIDTHS", (1, 2)), ("REPEATS", 2), ("STOCK_BATCHES", (2, 4, 64)), ("PLAIN_PROMPTS", 2),
         ("COLLECT_PROMPTS", 6), ("NEW_TOKENS", 5),
     ):  # fmt: skip
         monkeypatch.setattr(bench, name, value)

@@ -17,7 +17,7 @@ from conf.cli import guarded
 from conf.compose import load
 from conf.errors import ConfigError, UserError
 from eval.bench_drafters import lines, run, show
-from eval.compare import Measured, Row, fastest, objective_gains, row_figures
+from eval.compare import Row, SeedResult, fastest, objective_gains, row_figures
 from eval.replayed import Replayed
 from train.run import run as train_stage
 
@@ -104,7 +104,7 @@ def test_a_comparison_without_any_figure_is_an_error(tmp_path: Path, monkeypatch
 # From hand-made figures
 
 
-def measured(seed: int, tau: float, alpha: float, speedup: float) -> Measured:
+def measured(seed: int, tau: float, alpha: float, speedup: float) -> SeedResult:
     """Six prompts of two categories; prompts differ, in the same way for everyone."""
     positions = {"": [(10.0, 10 * alpha)]}
     rounds = [{"length-1": (10.0, 10.0), "length-2": (10.0, 10.0 / (tau + 0.1 * i))} for i in range(6)]
@@ -120,10 +120,10 @@ def measured(seed: int, tau: float, alpha: float, speedup: float) -> Measured:
             "cells": [{"set": "builtin", "temperature": 0.0, "predicted": 1.5}], "costs": {"t0": {"draft_cost": 0.1}}
         },
     }  # fmt: skip
-    return Measured(seed, {"parameters": 5, "steps": 9, "tokens_per_s": 100.0}, report, {}, texts, speeds)
+    return SeedResult(seed, {"parameters": 5, "steps": 9, "tokens_per_s": 100.0}, report, {}, texts, speeds)
 
 
-def row(kind: str, objective: str, *seeds: Measured) -> Row:
+def row(kind: str, objective: str, *seeds: SeedResult) -> Row:
     return Row(kind, objective, seeds, {})
 
 

@@ -16,9 +16,11 @@ from conf.schema import (
     HydraConfig,
     JumpConfig,
     LmConfig,
+    LookupKind,
     MedusaConfig,
     NgramConfig,
     Rule,
+    SuffixConfig,
 )
 from eval.certificate import (
     ERROR,
@@ -35,15 +37,18 @@ from eval.certificate import (
     plant_all,
     words,
 )
-from eval.enumeration import Changes, exact_law
+from eval.loop_law import exact_law
 from eval.mutations import MUTATIONS, Mutation
-from eval.toy import END, LAYER, LENGTH, PROMPT, VOCAB, toy_config, toy_drafter, toy_target
+from eval.patching import Changes
+from eval.toy import END, LAYER, LENGTH, PROMPT, VOCAB, drawn_config, toy_config, toy_decoder, toy_drafter, toy_target
+from inference.decode import Request
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.verify import verify
 
 KINDS = (
-    NgramConfig, MedusaConfig, HydraConfig, Eagle3Config, BlockConfig, LmConfig, EarlyExitConfig, JumpConfig,
+    NgramConfig, SuffixConfig, MedusaConfig, HydraConfig, Eagle3Config, BlockConfig, LmConfig, EarlyExitConfig,
+    JumpConfig,
 )  # fmt: skip
 
 
@@ -54,8 +59,8 @@ def toy() -> Target:
 
 @pytest.fixture(scope="module")
 def whole(toy: Target) -> dict[str, Any]:
-    """A certificate as an evaluation makes it, with fewer texts."""
-    return certificate(HydraConfig(), Rule.auto, greedy={}, sampled=None, texts=2000)
+    """A certificate as an evaluation of the default drafter makes it, with fewer texts."""
+    return certificate(HydraConfig(lookup=True), Rule.auto, greedy={}, sampled=None, texts=2000)
 
 
 def test_the_products_loop_is_certified(whole: dict[str, Any]) -> None:
@@ -64,12 +69,17 @@ def test_the_products_loop_is_certified(whole: dict[str, Any]) -> None:
     assert {case["drafter"] for case in toy["cases"]} == {"hydra", "lm", "ngram"} and len(toy["cases"]) == 6
     assert toy["largest_error"] < ERROR == 1e-9 and toy["drawn"]["p_value"] > LEVEL
     assert mutations == {"planted": len(MUTATIONS), "caught": len(MUTATIONS), "missed": []} and len(MUTATIONS) >= 10
+    assert toy["drawn"]["drafter"] == "lookup+hydra"
     assert 0.01 < whole["power"]["toy"] < 0.2 and whole["power"]["target"] is None
 
 
 def test_its_sentences_say_what_was_found(whole: dict[str, Any]) -> None:
     lines = " ".join(certificate_lines(whole))
-    assert f"{len(MUTATIONS)} of {len(MUTATIONS)}" in lines and "(hydra, lm, ngram)" in lines
+    assert f"{len(MUTATIONS)} of {len(MUTATIONS)}" in lines and "(hydra, lm, ngram; no lookup in front" in lines
+    assert "drawn with lookup+hydra: 2,000 of these texts" in lines
+    earlier = {key: value for key, value in whole["enumeration"]["drawn"].items() if key != "drafter"}
+    before = certificate_lines({**whole, "enumeration": {**whole["enumeration"], "drawn": earlier}})
+    assert "(hydra, lm, ngram)" in before[0] and before[1].startswith("drawn with lm: 2,000")
     blind = {**whole, "mutations": {"planted": 2, "caught": 1, "missed": ["no residual"]}}
     assert not holds(blind) and "1 of 2 (missed: no residual)" in " ".join(certificate_lines(blind))
     off = {**whole, "enumeration": {**whole["enumeration"], "largest_error": 1e-8}}
@@ -94,9 +104,30 @@ def test_every_kind_of_drafter_fits_the_toy_exactly(kind: type[DrafterConfig], t
     assert error_of(toy, toy_drafter(small, toy), SAMPLINGS[1], Rule.auto, 3) < ERROR
 
 
-def test_a_kind_that_has_no_toy_is_left_out(toy: Target) -> None:
-    found = enumerate_toy(toy, DrafterConfig.__new__(DrafterConfig), Rule.token)
+def test_a_kind_that_has_no_toy_is_left_out() -> None:
+    unknown = DrafterConfig.__new__(DrafterConfig)
+    found = enumerate_toy(unknown, Rule.token)
     assert {case["drafter"] for case in found["cases"]} == {"lm", "ngram"} and found["largest_error"] < ERROR
+    assert drawn_config(unknown) == LAYER
+
+
+def test_texts_are_drawn_with_the_drafters_own_kind_and_its_lookup(toy: Target) -> None:
+    assert drawn_config(MedusaConfig()) == toy_config(MedusaConfig())
+    own = drawn_config(HydraConfig(lookup=True, lookup_kind=LookupKind.suffix, lookup_tokens=2, lookup_per_match=1.5))
+    assert (own.kind, own.lookup_kind, own.lookup_tokens, own.lookup_per_match) == ("hydra", "suffix", 2, 1.5)
+    drafter = toy_drafter(drawn_config(HydraConfig(lookup=True)), toy)
+    decoder = toy_decoder(toy, drafter, Sampling(1.0), batch=50)
+    results = decoder.run(Request(PROMPT, max_new_tokens=LENGTH) for _ in range(200))
+    assert {r.source for result in results for r in result.rounds} >= {"lookup", "hydra"}
+
+
+@pytest.mark.parametrize("fault", ["no residual after a rejection", "p off by one position"])
+def test_a_fault_shows_in_what_the_hybrid_draws(fault: str, toy: Target) -> None:
+    (mutation,) = [m for m in MUTATIONS if m.name == fault]
+    with Changes() as changes:
+        mutation.plant(changes)
+        drafter = toy_drafter(drawn_config(HydraConfig(lookup=True)), toy)
+        assert draw_toy(toy, drafter, Sampling(1.0), Rule.auto, 6000, 0).p_value < LEVEL
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -111,12 +142,25 @@ def test_the_fault_that_only_shows_when_drawn_is_caught_with_any_seed(seed: int,
     assert error_of(toy, toy_drafter(LAYER, toy), Sampling(1.0), Rule.auto, 3) < ERROR  # and is gone afterwards
 
 
-def test_what_is_harmless_is_not_called_a_fault(toy: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_harmless_is_not_called_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     import eval.certificate as module
 
     harmless = Mutation("nothing", lambda patch: None)
     monkeypatch.setattr(module, "MUTATIONS", (harmless,))
-    assert plant_all(toy, Rule.auto) == {"planted": 1, "caught": 0, "missed": ["nothing"]}
+    assert plant_all.__wrapped__(Rule.auto) == {"planted": 1, "caught": 0, "missed": ["nothing"]}
+
+
+def test_what_no_drafter_has_a_part_in_is_worked_out_once(
+    whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import eval.certificate as module
+
+    asked: list[str] = []
+    monkeypatch.setattr(module, "cases_of", lambda config, rule: asked.append(config.kind) or [])
+    monkeypatch.setattr(module, "is_caught", lambda *_: asked.append("fault"))
+    again = certificate(MedusaConfig(), Rule.auto, greedy={}, sampled=None, texts=200)
+    assert asked == ["medusa"] and again["mutations"] == whole["mutations"]
+    assert {case["drafter"] for case in again["enumeration"]["cases"]} == {"lm", "ngram"}
 
 
 def test_faults_are_taken_out_again_whatever_happens() -> None:

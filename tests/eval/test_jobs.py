@@ -12,7 +12,8 @@ from conf.cli import INTERRUPTED
 from conf.compose import load
 from conf.errors import ConfigError
 from eval.bench_drafters import drafter_jobs
-from eval.jobs import Job, JobProgress, Plan, run_jobs
+from eval.job_plan import Job, Plan
+from eval.jobs import JobProgress, run_jobs
 
 TINY = ["experiment=tiny", "tracking.wandb=off"]
 

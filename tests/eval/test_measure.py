@@ -1,15 +1,23 @@
 """eval/measure.py: what the trained drafter is compared with."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from drafting import make_drafter, make_target
 
-from conf.schema import EarlyExitConfig, LmConfig, NgramConfig, TargetConfig
-from eval.measure import before_training
-from inference.drafters import build
+import eval.measure
+from conf.schema import EarlyExitConfig, LmConfig, NgramConfig, Rule, TargetConfig
+from eval.measure import Contest, before_training
+from eval.report import SWEEP, TOKEN_RULE
+from inference.decode import Decoder, Request
+from inference.drafters import Drafter, build
 from inference.load import load_target
+from inference.replay import chain_chances, overlap
+from inference.sampling import Sampling
 from inference.tiny import make_tiny_target
+from inference.tuning import record_of
 
 
 def test_the_untrained_drafter_is_left_out_when_its_model_is_gone(
@@ -28,3 +36,20 @@ def test_the_untrained_drafter_is_left_out_when_its_model_is_gone(
     assert before_training(target, build(NgramConfig(), target), NgramConfig()) is None
     bare = EarlyExitConfig(exit_layer=1, adapter=False, draft_vocab_size=0)  # drafts, though nothing of it is trained
     assert before_training(target, build(bare, target), bare) is not None
+
+
+def test_one_forward_of_the_drafter_serves_both_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, sampling = make_target(), Sampling(1.0)
+    drafter = make_drafter("hydra", target)
+    (result,) = Decoder(target, keep_hidden=True, sampling=sampling).run([Request([3, 4, 5], max_new_tokens=40)])
+    read: list[Drafter] = []
+    monkeypatch.setattr(eval.measure, "overlap", lambda d, *rest: read.append(d) or overlap(d, *rest))
+    monkeypatch.setattr(eval.measure, "replay", lambda record, k, **more: more.get("chances"))
+    contest, record = Contest(target, drafter, None, 3, {}), record_of(result)
+    both = contest.replays(record, sampling, 0)
+    assert read == [drafter] and not torch.equal(both[f"{SWEEP}3"], both[TOKEN_RULE])
+    for rule, who in ((Rule.block, f"{SWEEP}3"), (Rule.token, TOKEN_RULE)):
+        assert torch.equal(both[who], chain_chances(drafter, target, record, 3, sampling, rule=rule))
+    assert TOKEN_RULE not in replace(contest, rule=Rule.token).replays(record, sampling, 0)
+    short = contest.replays(replace(record, tokens=record.tokens[:1]), sampling, 0)
+    assert short[TOKEN_RULE].shape == (0, 3) and len(read) == 2

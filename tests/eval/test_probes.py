@@ -111,6 +111,8 @@ def test_what_each_kind_reads(target: Target) -> None:
     assert probe_of(JumpConfig(from_layer=1), target) == Probe((1,))
     assert probe_of(EarlyExitConfig(exit_layer=1), target) == Probe((1,), tokens=False, here=True)
     assert probe_of(LmConfig(layers=[0, -1]), target) == Probe((1,), tokens=False, here=True)
+    assert probe_of(LmConfig(), target) == Probe((1,), tokens=False, here=True)  # two layers of two: at most one less
+    assert probe_of(LmConfig(num_layers=1), target) == Probe((1,), tokens=False, here=True)
     assert probe_of(LmConfig(model="x"), target) is None and probe_of(NgramConfig(), target) is None
     with pytest.raises(UserError, match="needs at least 7 layers"):
         probe_of(Eagle3Config(), target)

@@ -12,12 +12,14 @@ from conf.compose import load
 from conf.errors import UserError
 from conf.paths import read_json, write_json
 from eval import stage
+from eval.against import contenders, replayed_figures
 from eval.replayed import read_replayed
 from eval.written import written_texts
 from inference.artifact import save_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import build
 from inference.load import load_target
+from inference.tiny import make_tiny_target
 
 SETTINGS = [
     "experiment=tiny", "drafter=hybrid", "bench.prompts=2", "bench.temperatures=[0]", "bench.replayed_prompts=7",
@@ -91,6 +93,18 @@ def test_another_drafter_is_compared_on_the_same_texts(folders: tuple[Path, Path
     assert "as trained on" in capsys.readouterr().out
     with pytest.raises(UserError, match=r"no general drafter in .*general/drafter: `make distill` trains one"):
         stage.run(config(folders[0], "bench.against=general"))
+
+
+def test_another_drafter_may_be_somebody_elses(tmp_path: Path) -> None:
+    """A model as it is published: no drafter.json says what it learned from."""
+    model = make_tiny_target(tmp_path / "model", seed=3)
+    cfg = config(tmp_path, f"bench.against={model}", "bench.replayed_prompts=2", "bench.temperatures=[0]")
+    target = load_target(cfg.target)
+    drafter = build(cfg.drafter, target, torch.arange(128))
+    both = contenders(cfg, target, drafter, 2)
+    section = replayed_figures(cfg, target, both, {}, 2, tmp_path, "")["against"]
+    assert section["where"] == str(model) and section["response_tokens"] is None
+    assert section["by_temperature"]["t0"]["elsewhere"]["texts"] == 2
 
 
 def test_texts_are_written_once_for_all_drafters(

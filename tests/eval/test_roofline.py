@@ -36,7 +36,7 @@ def test_the_bound_is_the_roof_that_is_near(bandwidth: float, arithmetic: float,
 
 def test_shares_follow_from_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy in 1 s, a product in 2 s and a prefill in 4 s; a step takes 0.5 s."""
-    target, times = make_target(), iter([1.0] * 6 + [2.0] * 6 + [4.0] * 6)
+    target, times = make_target(max_position_embeddings=200), iter([1.0] * 6 + [2.0] * 6 + [4.0] * 6)
 
     def timed(action: Any, _device: torch.device) -> float:
         action()
@@ -51,6 +51,8 @@ def test_shares_follow_from_measured_times(monkeypatch: pytest.MonkeyPatch) -> N
     assert figures["decode"]["floor_ms"] == pytest.approx(1e3 * floor)
     assert figures["decode"]["bandwidth"] == pytest.approx(floor / 0.5)
     assert figures["decode"]["arithmetic"] == pytest.approx(flops / peak / 0.5)
-    assert figures["prefill"]["arithmetic"] == pytest.approx(256 * flops / peak / 4.0)
+    head = 2 * target.lm_head.weight.numel()  # after the last position alone
+    assert figures["prefill"]["tokens"] == 199  # the context has 200
+    assert figures["prefill"]["arithmetic"] == pytest.approx((199 * (flops - head) + head) / peak / 4.0)
     assert figures["free_tokens"] == pytest.approx(floor * peak / flops)
     assert COPY_BYTES > 10**8 and SIDE >= 512  # larger than caches, and long enough to be timed

@@ -14,7 +14,7 @@ from data.identity import store_identity
 from data.rows import Row
 from data.store import Store
 from eval.budget import Budget
-from eval.texts import FROM_STORE, LONGEST, WRITTEN, hit_curve, store_texts, written_texts
+from eval.texts import FROM_STORE, LONGEST, WRITTEN, fresh_texts, hit_curve, store_texts
 from inference.load import load_target
 from inference.replay import Record
 from inference.target import Target
@@ -69,11 +69,11 @@ def test_as_many_texts_are_written_as_time_allows(tiny: Target) -> None:
     cfg = load("plan", ["experiment=tiny"])
     free, dear = machine(1e-9, 0.0).verify, machine(1.0, 1.0).verify
     budget = Budget(1e6)
-    texts = written_texts(cfg, tiny, free, budget)
+    texts = fresh_texts(cfg, tiny, free, budget)
     assert len(texts) > WRITTEN[-1][0] and max(len(t.record.tokens) for t in texts) > WRITTEN[-1][1]
     assert budget.left_out == []
     short = Budget(1e-6)
-    texts = written_texts(replace(cfg, data=replace(cfg.data, max_prompt_tokens=10_000)), tiny, dear, short)
+    texts = fresh_texts(replace(cfg, data=replace(cfg.data, max_prompt_tokens=10_000)), tiny, dear, short)
     assert 0 < len(texts) <= WRITTEN[-1][0] and max(len(t.record.tokens) for t in texts) <= WRITTEN[-1][1]
     assert short.left_out == ["all but 7 texts of 16 tokens (no time left; raise plan.budget)"]
 

@@ -40,7 +40,7 @@ def test_verification_and_drafting_are_told_apart(monkeypatch: pytest.MonkeyPatc
 
 def test_rounds_are_timed_in_the_loop() -> None:
     target = make_target()
-    for drafter, k in ((None, 0), (costs._Guess(), 4), (make_drafter("hydra", target), 3)):
+    for drafter, k in ((None, 0), (costs.FreeDrafter(), 4), (make_drafter("hydra", target), 3)):
         assert len(round_seconds(target, drafter, k, PROMPT)) == ROUNDS
     found = measure_costs(target, make_drafter("hydra", target), 3, 5, PROMPT)
     assert len(found.verify) == 6 and found.verify[0] == 1.0 and list(found.verify) == sorted(found.verify)

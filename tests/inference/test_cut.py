@@ -10,7 +10,7 @@ from drafting import make_drafter, make_target, shake
 
 from conf.errors import ConfigError
 from conf.schema import Init, LmConfig
-from eval.enumeration import exact_law, law_of_loop
+from eval.loop_law import exact_law, law_of_loop
 from inference.artifact import layers_of, load_drafter, save_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import Draft, Drafter, build

@@ -7,7 +7,7 @@ import torch
 from drafting import make_drafter, make_target
 
 from conf.schema import Rule
-from eval.enumeration import exact_law, law_of_loop
+from eval.loop_law import exact_law, law_of_loop
 from inference.decode import Decoder, _Loop
 from inference.drafters import Drafter
 from inference.sampling import Sampling

@@ -1,6 +1,6 @@
 """inference/verify.py, block and token rule: the law of whole sequences to 1e-9, and that blocks keep at least as much.
 
-Every draft is enumerated; the law of the verdict is integrated over its uniform numbers (enumeration.py).
+Every draft is enumerated; the law of the verdict is integrated over its uniform numbers (rule_law.py).
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 
 import inference.verify as module
 from conf.schema import Rule
-from eval.enumeration import law_of_round
+from eval.rule_law import law_of_round
 from inference.verify import Verdict, survival, verify
 
 V, K = 3, 3

@@ -9,7 +9,7 @@ from torch import Tensor
 
 import inference.verify as module
 from conf.schema import Rule
-from eval.enumeration import by_node, law_of_round
+from eval.rule_law import by_node, law_of_round
 from inference.tree import Tree, chain
 from inference.verify import Verdict, verify, verify_greedy, verify_tree, verify_tree_greedy
 
