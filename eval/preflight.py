@@ -146,7 +146,7 @@ def check_config(config: dict[str, Any], target: Target, where: str) -> None:
             f"{where}: max_position_embeddings is {positions}, the target's context is {target.context}; beyond it "
             "the drafter would draft nonsense"
         )
-    if "LlamaForCausalLMEagle3" in config.get("architectures", []):
+    if "LlamaForCausalLMEagle3" in (config.get("architectures") or []):
         _check_eagle3(config, target, where)
 
 

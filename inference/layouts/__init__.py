@@ -44,6 +44,8 @@ def write(
             return eagle3.write_speculators(drafter, num_spec_tokens, verifier)
         case Eagle3Drafter():
             return eagle3.write(drafter)
+        case _ if speculators:
+            raise UserError(f"layout=speculators is for EAGLE-3 alone, and this is a {drafter.kind} drafter; use auto")
         case BlockDrafter():
             return block.write(drafter, target)
         case MedusaDrafter():
@@ -61,7 +63,7 @@ def write(
 def name_of(config: dict[str, Any]) -> str | None:
     """The layout that config.json describes, ours or another's; None for one that is not known."""
     kind = config.get("speculators_model_type")
-    names = {*config.get("architectures", []), config.get("model_type"), kind}
+    names = {*(config.get("architectures") or []), config.get("model_type"), kind}
     if kind == "eagle3":
         return "eagle3_speculators"
     if "LlamaForCausalLMEagle3" in names:

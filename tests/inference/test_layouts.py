@@ -199,6 +199,16 @@ def _set(**values: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     return lambda config, _: config.update(values)
 
 
+def _rope(parameters: dict[str, Any] | None, **values: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """`rope_parameters` changed, or left out for the older spelling."""
+
+    def damage(config: dict[str, Any], _: dict[str, Any]) -> None:
+        config["rope_parameters"] = None if parameters is None else config["rope_parameters"] | parameters
+        config.update(values)
+
+    return damage
+
+
 def _absolute(config: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["d2t"] += torch.arange(len(tensors["d2t"]))
 
@@ -217,6 +227,21 @@ DAMAGE = {
     "an idle anchor": ("block", _set(sample_from_anchor=False), "anchor drafts nothing"),
     "another Markov head": ("block", _set(markov_head_type="rnn"), "markov_head_type rnn"),
     "a sliding layer": ("block", _set(layer_types=["sliding_attention"]), "full attention only"),
+    "another theta": ("block", _rope(None, rope_theta=5e5), "RoPE gives other frequencies"),
+    "another theta in the newer spelling": ("block", _rope({"rope_theta": 5e5}), "RoPE gives other frequencies"),
+    "a scaled RoPE": ("block", _rope(None, rope_scaling={"type": "linear", "factor": 4.0}), "default, theta 10000.0"),
+    "YaRN": ("block", _rope({"rope_type": "yarn", "factor": 4.0}), "RoPE gives other frequencies"),
+    "a partial RoPE": ("block", _rope({"partial_rotary_factor": 0.5}), "turns 0.5 of each head"),
+    "an unknown RoPE": ("block", _rope({"rope_type": "spiral"}), "can't be read"),
+    "another epsilon": ("block", _set(rms_norm_eps=1e-5), "rms_norm_eps is 1e-05"),
+    "other groups": ("block", _set(num_attention_heads=2, head_dim=16), "num_attention_heads is 2"),
+    "another activation": ("block", _set(hidden_act="gelu"), "hidden_act is gelu"),
+    "causal blocks": ("block", lambda config, _: config["dflash_config"].update(causal=True), "blocks are causal"),
+    "no size": ("block", _set(block_size=None), "block_size is missing"),
+    "a size in words": ("block", _set(block_size="seven"), "block_size is 'seven', not of type int"),
+    "no taps": ("block", lambda config, _: [config.pop("target_layer_ids"), config.pop("dflash_config")], "target_lay"),
+    "nothing known": ("block", lambda config, _: config.clear(), "no architecture at all"),
+    "null architectures": ("block", _set(architectures=None, model_type="x"), "no architecture at all"),
     "a block lost": ("medusa", _drop("blocks.1.layers.0.weight"), "missing"),
     "another architecture": ("medusa", _set(architectures=["MLPSpeculator"], model_type="mlp"), "no drafter layout"),
 }  # fmt: skip
@@ -234,6 +259,25 @@ def test_what_would_run_differently_is_refused(what: str, tmp_path: Path) -> Non
     (tmp_path / "d/config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=line):
         load_drafter(tmp_path / "d", target)
+
+
+def test_a_block_that_says_little_has_transformers_defaults(tmp_path: Path) -> None:
+    target = seven()
+    drafter = written("block", target, tmp_path / "d", IDS)
+    config = json.loads((tmp_path / "d/config.json").read_text())
+    for name in ("rope_parameters", "rope_theta", "rope_scaling", "rms_norm_eps", "hidden_act", "head_dim"):
+        del config[name]
+    (tmp_path / "d/config.json").write_text(json.dumps(config))
+    found, _, _ = load_drafter(tmp_path / "d", target)
+    for ours, theirs in zip(drafts(drafter, target), drafts(found, target), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_speculators_layout_is_eagle3s_alone() -> None:
+    target = make_target()
+    for kind in ("medusa", "block", "lm", "ngram"):
+        with pytest.raises(UserError, match=f"for EAGLE-3 alone, and this is a {kind} drafter"):
+            layouts.write(make_drafter(kind, target), target, 3, speculators=True)
 
 
 def test_pickles_and_foreign_heads_are_refused(tmp_path: Path) -> None:
