@@ -7,22 +7,36 @@ from typing import Any, cast
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from conf.errors import UserError
+
+from ..stock import first_line
 from ..target import Target
 from ..traits import experts_of
+
+NUMBERS = {"moe_layers", "mlp_only_layers"}  # what configurations call lists of layers' numbers
 
 
 def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) -> PreTrainedModel:
     """A copy of chosen target layers (ascending indices) with its embedding, norm and (trimmed) head, as a stock
-    model."""
+    model. Raises UserError for a model whose layers are not all alike in a way that config.json lists by number."""
     config = copy.deepcopy(target.model.config)
     config.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i] for i in layers]
+    for name, values in _lists(target.model.config).items():
+        if name in NUMBERS:
+            setattr(config, name, [new for new, old in enumerate(layers) if old in values])
+        elif len(values) == target.num_layers:  # their types, which have RoPE (no_rope_layers), their widths
+            setattr(config, name, [values[i] for i in layers])
     model = without_weights(config, target, config._attn_implementation)
     _copy_layers(target, model, layers)
     if draft_ids is not None:
         trim_head(model, draft_ids)
     return model
+
+
+def _lists(config: PretrainedConfig) -> dict[str, list[Any]]:
+    """A configuration's lists, but for those of token ids."""
+    named = {name: value for name, value in vars(config).items() if isinstance(value, list | tuple)}
+    return {name: list(values) for name, values in named.items() if not name.endswith("token_id")}
 
 
 def without_weights(config: PretrainedConfig, target: Target, attention: str | None) -> PreTrainedModel:
@@ -46,7 +60,13 @@ def _copy_layers(target: Target, model: PreTrainedModel, chosen: Sequence[int]) 
         for old, new in renamed.items():
             if name.startswith(old):
                 state[new + name.removeprefix(old)] = tensor
-    model.load_state_dict(state, strict=True)
+    try:
+        model.load_state_dict(state, strict=True)
+    except RuntimeError as error:
+        raise UserError(
+            f"layers {list(chosen)} of target {target.name} ({target.model.config.model_type}) make no model of "
+            f"their own: {first_line(error)}; choose other layers (drafter.layers) or another drafter"
+        ) from error
 
 
 def trim_head(model: PreTrainedModel, draft_ids: Tensor) -> None:
