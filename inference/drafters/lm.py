@@ -23,10 +23,17 @@ CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the b
 
 @dataclass
 class LmState:
-    """The LM's own cache, and the ids whose keys and values it holds."""
+    """The LM's own cache: of each row the first `settled` tokens of its text, which were all there were when the last
+    draft began and stay, and after them the `drafted` ones that it read."""
 
     cache: SlotCache
-    cached: list[list[int]]
+    settled: list[int]
+    drafted: list[list[int]]
+
+    def kept(self, row: int, tokens: Sequence[int]) -> int:
+        """How many of a row's tokens, the pending one left out, the cache holds."""
+        settled = self.settled[row]
+        return min(settled + _common_prefix(self.drafted[row], tokens[settled:]), len(tokens) - 1)
 
 
 class LmDrafter(Drafter):
@@ -48,17 +55,18 @@ class LmDrafter(Drafter):
 
     def start(self, batch: int) -> LmState:
         """An empty cache."""
-        return LmState(self.lm.new_cache(batch), [[] for _ in range(batch)])
+        return LmState(self.lm.new_cache(batch), [0] * batch, [[] for _ in range(batch)])
 
     def admit(self, state: LmState, rows: Sequence[int]) -> None:
         """Forget rows."""
         for row in rows:
-            state.cached[row], state.cache.lengths[row] = [], 0
+            state.settled[row], state.drafted[row], state.cache.lengths[row] = 0, [], 0
 
     def select(self, state: LmState, rows: Sequence[int]) -> None:
         """Keep rows."""
         state.cache.select(rows)
-        state.cached = [state.cached[r] for r in rows]
+        state.settled = [state.settled[r] for r in rows]
+        state.drafted = [list(state.drafted[r]) for r in rows]
 
     def draft(
         self, state: LmState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -120,46 +128,47 @@ class LmDrafter(Drafter):
 
     def _chain(self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor]) -> None:
         """k steps: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and they are read."""
+        read: list[Tensor] = []
         for number in range(k):
             token = step(self.logits(hidden))
             if number < k - 1:
-                hidden = self._feed(state, [[t] for t in token.tolist()])
+                read.append(token)
+                hidden = self._feed(state, token[:, None], [1] * len(token))[:, 0]
+        if read:
+            for drafted, tokens in zip(state.drafted, torch.stack(read, 1).tolist(), strict=True):
+                drafted.extend(tokens)
 
     def _catch_up(self, state: LmState, rows: Sequence[list[int]], live: Sequence[bool]) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
-        for row, tokens in enumerate(rows):
-            keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if live[row] else 0
-            state.cached[row] = state.cached[row][:keep]
-            state.cache.lengths[row] = keep
+        state.cache.lengths = [state.kept(row, tokens) if live[row] else 0 for row, tokens in enumerate(rows)]
         behind = [len(tokens) - n for tokens, n in zip(rows, state.cache.lengths, strict=True)]
         far = [row for row, n in enumerate(behind) if live[row] and n > CATCH_UP]
         if far and len(rows) > 1:
             self._read_apart(state, far, [rows[row][:-1] for row in far])
-        unseen = [tokens[len(state.cached[row]) :] if live[row] else [0] for row, tokens in enumerate(rows)]
-        return self._feed(state, unseen)
+        starts = state.cache.lengths
+        unseen = [tokens[start:] if alive else [0] for tokens, start, alive in zip(rows, starts, live, strict=True)]
+        counts = [len(tokens) for tokens in unseen]
+        hidden = self._feed(state, right_padded(unseen).to(self.lm.device), counts)
+        state.settled = [len(tokens) if alive else 0 for tokens, alive in zip(rows, live, strict=True)]
+        state.drafted = [[] if alive else [0] for alive in live]
+        last = torch.tensor(counts, device=hidden.device) - 1
+        return hidden[torch.arange(len(rows), device=hidden.device), last]
 
     def _read_apart(self, state: LmState, rows: list[int], texts: list[list[int]]) -> None:
         """Read whole texts in forwards of their own, as in a prefill."""
         for group in similar_lengths([len(text) for text in texts]):
             chosen = [texts[i] for i in group]
-            tokens = self._padded(chosen)
+            tokens = self._readable(right_padded(chosen).to(self.lm.device))
             apart = self.lm.new_cache(len(group), tokens.shape[1])
             self.lm.forward(tokens, apart)
             apart.advance([len(text) for text in chosen])
             state.cache.adopt([rows[i] for i in group], apart)
-            for i in group:
-                state.cached[rows[i]] = list(texts[i])
 
-    def _feed(self, state: LmState, new: list[list[int]]) -> Tensor:
-        hidden = self.lm.forward(self._padded(new), state.cache).last
-        state.cache.advance([len(n) for n in new])
-        for cached, n in zip(state.cached, new, strict=True):
-            cached.extend(n)
-        last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
-        return hidden[torch.arange(len(new), device=hidden.device), last]
-
-    def _padded(self, rows: list[list[int]]) -> Tensor:
-        return self._readable(right_padded(rows).to(self.lm.device))
+    def _feed(self, state: LmState, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Read tokens [B,N], of which counts[b] are row b's: hidden states [B,N,H]."""
+        hidden = self.lm.forward(self._readable(tokens), state.cache).last
+        state.cache.advance(counts)
+        return hidden
 
     def _readable(self, tokens: Tensor) -> Tensor:
         """Ids past the end of its own embedding, which only pad the target's, are read as its last one."""
@@ -186,8 +195,6 @@ def adapted(model: PreTrainedModel, rank: int) -> nn.Module:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix; both agree except near the end, so it is looked for from there."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
+    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -17,7 +17,7 @@ from inference.decode import Decoder, Request
 from inference.drafters import Context, Draft, Drafter, build, needs_vocab
 from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.lm import CATCH_UP, LmDrafter
+from inference.drafters.lm import CATCH_UP, LmDrafter, LmState
 from inference.drafters.ngram import lookup
 from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process
@@ -182,6 +182,19 @@ def test_the_lm_rolls_back_and_catches_up() -> None:
         if step == 3:
             drafter.admit(state, [1])
             texts[1] = [60, 61]
+
+
+def test_the_lm_reads_its_tokens_back_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, reads = make_target(), list[torch.Size]()
+    drafter, true = make_drafter("lm", target), Tensor.tolist
+    state, ctx = drafter.start(2), _context(target, [[5, 9, 11], [3]], [True, True])
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "tolist", lambda self: (reads.append(self.shape), true(self))[1])
+        drafted = _draft(drafter, ctx, Sampling(), state=state).tokens
+    assert drafted.shape == (2, 3) and reads == [(2, 2)]
+    assert isinstance(state, LmState) and state.drafted == drafted[:, :2].tolist()
+    kept = [state.kept(0, [5, 9, 11, *tokens]) for tokens in ([], [7], [*drafted[0].tolist(), 1])]
+    assert kept == [2, 3, 5] and drafted[0, 0] != 7
 
 
 def test_a_model_with_fewer_head_rows_than_the_target_is_a_trimmed_one(tiny_text_folder: Path) -> None:
