@@ -12,7 +12,6 @@ from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.drafters.base import Context, Draft, Features
 from inference.drafters.early_exit import EarlyExitDrafter
-from inference.replay import chain_of
 from inference.sampling import Sampling, SamplingRows
 from inference.target import Hidden, Target
 
@@ -122,7 +121,7 @@ def draft_cost(
     every length, for drafters whose one pass costs what it is made for. Scenes that time does not allow are left out.
     """
     curves: dict[tuple[int, int], Curve] = {}
-    drafters = {k: chain_of(build(k)) for k in lengths}
+    drafters = {k: build(k).chain for k in lengths}
     for scene in scenes:
         batch, context = scene.tokens.shape
         times: dict[int, float] = {}

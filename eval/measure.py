@@ -15,7 +15,7 @@ from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
-from inference.replay import Record, chain_chances, chain_of, longest_draft, lookup_of, replay
+from inference.replay import Record, chain_chances, replay
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Matches, Text, Tuned, record_of, tune
@@ -44,9 +44,9 @@ class Contest:
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
         out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
-        k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
-        lookup, chances, generator = lookup_of(self.drafter), None, torch.Generator().manual_seed(seed)
-        play = partial(replay, record, pool=self.drafter.pool, source=chain_of(self.drafter).kind, generator=generator)
+        k, longest = self.num_spec_tokens, self.drafter.longest(self.num_spec_tokens)
+        lookup, chances, generator = self.drafter.rule, None, torch.Generator().manual_seed(seed)
+        play = partial(replay, record, pool=self.drafter.pool, source=self.drafter.chain.kind, generator=generator)
         if self.untrained is not None:
             out["untrained"] = play(k, lookup=lookup, chances=self._chances(self.untrained, record, k, sampling))
         if self.drafter.trainable:

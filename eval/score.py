@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from inference.drafters import Drafter
-from inference.replay import chain_of
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -79,7 +78,7 @@ def measured_costs(
     budget: Budget,
 ) -> tuple[Machine, DraftCost]:  # fmt: skip
     """What the loop and the drafter's own part cost under this sampling, at batch 1."""
-    watch, chain = Stopwatch(target.device), chain_of(drafter)
+    watch, chain = Stopwatch(target.device), drafter.chain
     scenes = [Scene.of(target, 1, context, chain.taps) for context in contexts]
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
     return Machine(verify, loop_cost(target, verify, [1], budget, sampling)), draft

@@ -17,7 +17,6 @@ from data.revisions import bench_sources, revision_of
 from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build
 from inference.load import device_memory, load_target, precheck, wants_kernel
-from inference.replay import longest_draft, lookup_of
 from inference.target import Target
 
 from .against import contenders, other_place, print_against, replayed_figures
@@ -153,7 +152,7 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
         return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
     drafter, config, about = load_drafter(where, target)
     wanted = draft_length(cfg.drafter, config)
-    return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
+    return Subject(drafter, config, about, where, min(wanted, drafter.longest(wanted)))
 
 
 def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Partial) -> list[PromptRecord]:
@@ -259,7 +258,7 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
 
 def lookup_protocol(subject: Subject) -> str:
     """Where the lookup of a hybrid came from; nothing for a drafter without one."""
-    rule = lookup_of(subject.drafter)
+    rule = subject.drafter.rule
     if rule is None:
         return ""
     chosen = (subject.about.get("training") or {}).get("lookup")

@@ -12,7 +12,6 @@ from .artifact import draft_length, load_drafter
 from .decode import Decoder, Request
 from .drafters import Drafter, build
 from .load import load_target
-from .replay import longest_draft
 from .sampling import Sampling
 from .show import Printer
 from .stream import StopChecker
@@ -63,7 +62,7 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
     wanted = draft_length(cfg.drafter, saved)
-    return drafter, min(wanted, longest_draft(drafter, wanted))
+    return drafter, min(wanted, drafter.longest(wanted))
 
 
 def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int) -> Decoder:

@@ -7,13 +7,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LOOKUP = "lookup"  # the source of a round that a lookup drafted, of whatever kind, alone or before a drafter
+
 
 @dataclass
 class Round:
     """One propose-verify step of one row.
 
     drafted: the tokens proposed; accepted: how many of them were kept by verification; emitted: the tokens
-    really added to the text (cut by the length limit, EOS or a stop string); source: who drafted.
+    really added to the text (cut by the length limit, EOS or a stop string); source: who drafted, LOOKUP or a drafter's
+    kind; "" when nobody did.
     """
 
     drafted: list[int]

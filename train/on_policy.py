@@ -17,7 +17,6 @@ from inference.drafters.base import Drafter
 from inference.drafters.lm import LmDrafter
 from inference.target import Target
 
-from .validate import alone
 
 
 class OnPolicy:
@@ -25,7 +24,7 @@ class OnPolicy:
     are follows from their number."""
 
     def __init__(self, cfg: ObjectiveConfig, target: Target, drafter: Drafter, seed: int) -> None:
-        writer = alone(drafter)
+        writer = drafter.chain
         assert isinstance(writer, LmDrafter), "the configuration allows no other"
         self.share, self.longest = cfg.on_policy, cfg.on_policy_tokens
         self.target, self.writer = target, writer

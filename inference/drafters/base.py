@@ -4,7 +4,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
 from .pool import Pool
 from .taps import served, take
+
+if TYPE_CHECKING:
+    from .lookup import Lookup
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,7 @@ class Drafter(nn.Module, ABC):
     endless: bool = False  # K = 1, and step j at anchor a is the step at anchor a + j
     context: int | None = None  # positions of its own model; None: only the target's count
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
+    rule: "Lookup | None" = None  # of its lookup, which goes first
     pool: Pool | None = None  # earlier outputs that its lookup searches
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -115,6 +119,15 @@ class Drafter(nn.Module, ABC):
         """Take in what the target says about new positions of `rows`: after their prefill (the whole prompt) and
         after every verification (the pending token and the accepted drafts), each position once and in order.
         """
+
+    @property
+    def chain(self) -> "Drafter":
+        """What drafts where a lookup found nothing: the drafter itself, but of a hybrid its trained part."""
+        return self
+
+    def longest(self, k: int) -> int:
+        """Draft lengths worth sweeping: all the heads there are; twice `k` for chains and lookups, which have no end."""
+        return self.num_steps if self.num_steps > 0 and not self.endless else 2 * k
 
     @property
     def train_taps(self) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PretrainedConfig
 
+from ..acceptance import LOOKUP
 from ..batch import Batch
 from ..sampling import SamplingRows
 from .base import Context, Draft, Drafter, Features, TrainOutput
@@ -26,6 +27,8 @@ class HybridState:
 
 class HybridDrafter(Drafter):
     """The rule looks only at tokens already emitted, so it may differ by row and round and stays lossless."""
+
+    rule: Lookup
 
     def __init__(self, inner: Drafter, rule: Lookup, pool: Pool | None = None) -> None:
         super().__init__(inner.draft_ids)
@@ -54,6 +57,11 @@ class HybridDrafter(Drafter):
         self.inner.observe(state.inner, rows, features)
 
     @property
+    def chain(self) -> Drafter:
+        """The inner drafter."""
+        return self.inner
+
+    @property
     def train_taps(self) -> tuple[int, ...]:
         """The inner drafter's."""
         return self.inner.train_taps
@@ -69,7 +77,7 @@ class HybridDrafter(Drafter):
         """Lookup where it found something; the inner drafter runs only if some live row needs it."""
         found = state.indexes.lookup(ctx, k)
         if all(f or not live for f, live in zip(found, ctx.live, strict=True)):
-            return padded(found, ctx.last.device, "lookup")
+            return padded(found, ctx.last.device)
         inner = self.inner.draft(state.inner, ctx, k, sampling, generator)
         return inner if not any(found) else _merge(inner, found, self.inner.kind)
 
@@ -115,5 +123,5 @@ def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
         if probs is not None:
             probs[row] = 0.0
             probs[row, torch.arange(len(ids)), ids] = 1.0
-    sources = ["lookup" if f else kind for f in found]
+    sources = [LOOKUP if f else kind for f in found]
     return Draft(tokens, counts, probs, sources, inner.logits)

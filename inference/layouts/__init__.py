@@ -11,7 +11,6 @@ from ..drafters import Drafter
 from ..drafters.block import BlockDrafter
 from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.early_exit import EarlyExitDrafter
-from ..drafters.hybrid import HybridDrafter
 from ..drafters.lm import LmDrafter
 from ..drafters.lookup import LookupDrafter
 from ..drafters.medusa import MedusaDrafter
@@ -37,9 +36,8 @@ def write(
 
     Raises NoLayout for a kind without one, UserError for a drafter that does not fit its kind's.
     """
+    drafter = drafter.chain
     match drafter:
-        case HybridDrafter():
-            return write(drafter.inner, target, num_spec_tokens, texts, speculators, verifier)
         case Eagle3Drafter() if speculators:
             return eagle3.write_speculators(drafter, num_spec_tokens, verifier)
         case Eagle3Drafter():

@@ -72,7 +72,7 @@ def test_rows_without_a_match_draft_nothing() -> None:
     target = make_target()
     draft = _draft(make_drafter("ngram", target, min_match=2), _context(target), Sampling(1.0))
     assert draft.tokens.tolist() == [[11, 5, 9], [0, 0, 0], [0, 0, 0]] and draft.counts.tolist() == [3, 0, 0]
-    assert draft.probs is None and draft.sources == ["ngram", "", ""]
+    assert draft.probs is None and draft.sources == ["lookup", "", ""]
 
 
 # Heads
@@ -188,8 +188,13 @@ def test_the_lm_reads_its_tokens_back_once_a_round(monkeypatch: pytest.MonkeyPat
     target, reads = make_target(), list[torch.Size]()
     drafter, true = make_drafter("lm", target), Tensor.tolist
     state, ctx = drafter.start(2), _context(target, [[5, 9, 11], [3]], [True, True])
+
+    def counted(self: Tensor) -> Any:
+        reads.append(self.shape)
+        return true(self)
+
     with monkeypatch.context() as patch:
-        patch.setattr(Tensor, "tolist", lambda self: (reads.append(self.shape), true(self))[1])
+        patch.setattr(Tensor, "tolist", counted)
         drafted = _draft(drafter, ctx, Sampling(), state=state).tokens
     assert drafted.shape == (2, 3) and reads == [(2, 2)]
     assert isinstance(state, LmState) and state.drafted == drafted[:, :2].tolist()
