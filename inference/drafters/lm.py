@@ -16,7 +16,7 @@ from ..cache import SlotCache
 from ..sampling import Sampling, SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, choose
-from .lora import add_lora, changes, plain_state
+from .lora import add_lora, plain_state, stock_state
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
@@ -112,19 +112,12 @@ class LmDrafter(Drafter):
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The whole model under a stock model's names, adapters merged."""
-        added = changes(self.model)
-        return {name: t + added[name].to(t) if name in added else t for name, t in self._plain().items()}
+        return stock_state(self.model)
 
     def take_saved(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `parameters_to_save`."""
-        for name, tensor in self._plain().items():
+        for name, tensor in plain_state(self.model).items():
             tensor.copy_(tensors[name])
-
-    def _plain(self) -> dict[str, Tensor]:
-        """The model without its adapters; what is tied is there once, under its first name."""
-        first: dict[int, str] = {}
-        state = plain_state(self.model)
-        return {name: t for name, t in state.items() if first.setdefault(t.data_ptr(), name) == name}
 
     def _chain(self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor]) -> None:
         """k steps: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and they are read."""

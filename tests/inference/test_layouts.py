@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafting import make_drafter, make_target
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PhiConfig
 
 from conf.errors import UserError
 from inference import layouts
@@ -133,10 +133,48 @@ def test_an_exported_lm_is_a_stock_model_of_the_targets_vocabulary(ids: Any, lor
     assert torch.equal(theirs.argmax(-1), best if ids is None else ids[best])
 
 
+def biased_target() -> Target:
+    """Its head has a bias, as Phi's."""
+    torch.manual_seed(5)
+    config = PhiConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa")
+    torch.nn.init.normal_(model.lm_head.bias)
+    return Target(model, None, "phi", {"id": "phi"})
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("ids", [IDS, None], ids=["trimmed", "full"])
+def test_a_heads_bias_keeps_to_its_rows(ids: Any, lora: int, tmp_path: Path) -> None:
+    target, size = biased_target(), 0 if ids is None else len(ids)
+    drafter = make_drafter("lm", target, ids=ids, draft_vocab_size=size, layers=[0], lora_rank=lora, noise=0.3)
+    model, text = saved_lm(drafter, target, tmp_path / "d"), torch.tensor([PROMPT])
+    with torch.no_grad():
+        theirs, ours = model(text).logits[0], drafter.logits(drafter.lm.base(text).last_hidden_state)[0]  # type: ignore[operator]
+    torch.testing.assert_close(theirs if ids is None else theirs[:, ids], ours, atol=1e-9, rtol=1e-9)
+    assert ids is None or torch.allclose(theirs[:, 0], ours.mean(-1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_tied_tables_are_written_once_whatever_they_are_called(kind: str, tmp_path: Path) -> None:
+    target = make_target(kind, tie_word_embeddings=True)
+    drafter = make_drafter("lm", target, layers=[0], noise=0.3)
+    tensors = layouts.write(drafter, target, 5).tensors
+    assert len({t.data_ptr() for t in tensors.values()}) == len(tensors)
+    assert [tuple(t.shape) for t in tensors.values()].count((128, 32)) == 1
+    model, text = saved_lm(drafter, target, tmp_path / "d"), torch.tensor([PROMPT])
+    with torch.no_grad():
+        ours = drafter.logits(drafter.lm.base(text).last_hidden_state)  # type: ignore[operator]
+        torch.testing.assert_close(model(text).logits, ours, atol=1e-9, rtol=1e-9)
+
+
 def test_absent_rows_are_the_mean_and_never_win() -> None:
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     full = filled(rows, torch.tensor([0, 2, 3, 7, 8]), 10)
     assert torch.equal(full[[0, 2, 3, 7, 8]], rows) and torch.equal(full[9], rows.mean(0))
+    assert torch.equal(filled(rows[:, 0], torch.tensor([0, 2, 3, 7, 8]), 10), full[:, 0])
     assert resized(rows, 3).shape == (3, 4) and torch.equal(resized(rows, 7)[6], rows.mean(0))
 
 
