@@ -148,7 +148,7 @@ class _Loop:
         if len(prompts) < len(at):
             lengths, tokens, out = lengths * len(at), tokens.expand(len(at), -1), out.expand(len(at))
         self._observe(at, tokens, out, [0] * len(at), lengths)
-        last = out.last[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        last = _at(out.last, torch.tensor(lengths, device=tokens.device) - 1)  # [R,H]
         self._store_hidden(at, last)
         for b, request in zip(at, requests, strict=True):
             self.rows[b] = Row.of(request, self.target, self.d.context, self.d.sampling)
@@ -191,17 +191,19 @@ class _Loop:
         read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
         out = self._read(read, draft)
         verdict = self._verify(out.last, draft)
-        accepted, added = torch.stack([verdict.accepted, verdict.next]).tolist()  # the round's only host read
-        drafted, counts = draft.tokens.tolist(), draft.counts.tolist()
-        self.hidden = out.last[torch.arange(len(self.rows)), verdict.accepted]
-        for b, row in enumerate(self.rows):
+        self.hidden = _at(out.last, verdict.accepted)
+        columns = torch.stack([verdict.accepted, verdict.next, draft.counts], 1)
+        kept: list[int] = []  # positions that stay in the cache
+        for b, read_back in enumerate(torch.cat([columns, draft.tokens], 1).tolist()):  # the loop's one host read
+            accepted, added, count, *drafted = read_back
+            row = self.rows[b]
+            kept.append(0 if row is None else accepted + 1)
             if row is not None:
-                proposed = drafted[b][: counts[b]]
+                proposed = drafted[:count]
                 source = draft.sources[b] if draft.sources else ""
                 hidden = out.last[b] if self.d.keep_hidden else None
-                emitted = row.emit([*proposed[: accepted[b]], added[b]], hidden)
-                row.rounds.append(Round(proposed, accepted[b], emitted, source))
-        kept = [n + 1 if row is not None else 0 for n, row in zip(accepted, self.rows, strict=True)]
+                emitted = row.emit([*proposed[:accepted], added], hidden)
+                row.rounds.append(Round(proposed, accepted, emitted, source))
         self._observe(range(len(kept)), read, out, list(self.cache.lengths), kept)
         self.cache.advance(kept)
         return self._collect(range(len(self.rows)))
@@ -254,14 +256,17 @@ class _Loop:
     def _seen(self, at: Iterable[int], draft: Draft | None, width: int) -> Tensor:
         """[rows, width, V] bool: ids in the text before each position, drafted ones included."""
         at = list(at)
-        seen = torch.zeros(len(at), width, self.target.vocab_size, dtype=torch.bool)
+        text = torch.zeros(len(at), 1, self.target.vocab_size, dtype=torch.bool)
         for i, b in enumerate(at):
             row = self.rows[b]
             if row is not None:
-                seen[i, :, torch.tensor(row.tokens)] = True
-        seen = seen.to(self.target.device)
-        for k in range(width - 1 if draft is not None else 0):
-            seen[:, k + 1 :].scatter_(2, draft.tokens[:, k, None, None].expand(-1, width - 1 - k, 1), True)  # type: ignore[union-attr]
+                text[i, 0, torch.tensor(row.tokens)] = True
+        seen = text.to(self.target.device).expand(-1, width, -1)
+        if draft is None:
+            return seen
+        seen = seen.clone()
+        for k in range(width - 1):
+            seen[:, k + 1 :].scatter_(2, draft.tokens[:, k, None, None].expand(-1, width - 1 - k, 1), True)
         return seen
 
     # -- tokens out -------------------------------------------------------------------------------------------
@@ -281,3 +286,8 @@ class _Loop:
         row = self.rows[b]
         assert row is not None
         return row
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """states [B,N,H] at places [B] -> [B,H]."""
+    return states.gather(1, places[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)

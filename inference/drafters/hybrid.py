@@ -111,17 +111,16 @@ def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
     """Rows with a lookup take it (one-hot q), however long it is; the others keep the inner draft. What the target
     has already worked out is for other tokens then, so verification starts anew.
     """
-    width, counts = max(inner.tokens.shape[1], *map(len, found)), inner.counts.clone()
-    more = width - inner.tokens.shape[1]
-    tokens = F.pad(inner.tokens, (0, more))  # a copy, as the next one
-    probs = None if inner.probs is None else F.pad(inner.probs, (0, 0, 0, more))
-    for row, ids in enumerate(found):
-        if not ids:
-            continue
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        counts[row] = len(ids)
-        if probs is not None:
-            probs[row] = 0.0
-            probs[row, torch.arange(len(ids)), ids] = 1.0
+    looked = padded(found, inner.tokens.device)
+    width = max(inner.tokens.shape[1], looked.tokens.shape[1])
+    more, its_more = width - inner.tokens.shape[1], width - looked.tokens.shape[1]
+    taken = looked.counts > 0
+    tokens = torch.where(taken[:, None], F.pad(looked.tokens, (0, its_more)), F.pad(inner.tokens, (0, more)))
+    counts, probs = torch.where(taken, looked.counts, inner.counts), inner.probs
+    if probs is not None:
+        probs = F.pad(probs, (0, 0, 0, more))
+        there = torch.arange(width, device=tokens.device) < counts[:, None]
+        one_hot = torch.zeros_like(probs).scatter_(2, tokens[..., None], there[..., None].to(probs))
+        probs = torch.where(taken[:, None, None], one_hot, probs)
     sources = [LOOKUP if f else kind for f in found]
     return Draft(tokens, counts, probs, sources, inner.logits)

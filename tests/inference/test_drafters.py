@@ -16,7 +16,7 @@ from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Context, Draft, Drafter, build, needs_vocab
 from inference.drafters.cut import cut_from
-from inference.drafters.hybrid import HybridDrafter
+from inference.drafters.hybrid import HybridDrafter, _merge
 from inference.drafters.lm import CATCH_UP, LmDrafter, LmState
 from inference.drafters.ngram import lookup
 from inference.parity import with_hidden
@@ -249,6 +249,29 @@ def test_hybrid_looks_up_first_and_asks_the_heads_only_when_needed(
     assert found.probs is None and found.counts.tolist() == [length, 0, 0] and not asked
     ctx.room = 4
     assert _draft(drafter, ctx, Sampling(1.0)).counts.tolist() == [min(length, 4), 3, 3]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("lengths", [[2, 0, 1], [0, 5, 3], [0, 0, 9]])
+def test_rows_that_were_looked_up_are_one_hot_beside_the_others(lengths: list[int], drawn: bool) -> None:
+    g, k, vocab = torch.Generator().manual_seed(2), 3, 12
+    found = [torch.randint(vocab, (n,), generator=g).tolist() for n in lengths]
+    probs = torch.rand(3, k, vocab, generator=g) if drawn else None
+    inner = Draft(torch.randint(vocab, (3, k), generator=g), torch.tensor([3, 2, 1]), probs)
+    mixed, width = _merge(inner, found, "hydra"), max(k, *lengths)
+    assert mixed.tokens.shape == (3, width) and mixed.resume is None
+    for row, ids in enumerate(found):
+        assert mixed.sources is not None and mixed.sources[row] == ("lookup" if ids else "hydra")
+        count = len(ids) or int(inner.counts[row])
+        assert int(mixed.counts[row]) == count
+        wanted = ids or inner.tokens[row, :count].tolist()
+        assert mixed.tokens[row, :count].tolist() == wanted
+        if probs is not None:
+            law = torch.zeros(width, vocab)
+            law[:k] = 0.0 if ids else probs[row]
+            law[range(len(ids)), ids] = 1.0
+            assert mixed.probs is not None and torch.equal(mixed.probs[row], law)
+    assert (mixed.probs is None) == (probs is None)
 
 
 @pytest.mark.parametrize("cfg", [c(draft_vocab_size=7) for c in KINDS])
