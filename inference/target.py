@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from conf.errors import UserError
 
@@ -17,6 +16,9 @@ from .cache import SlotCache
 from .layers import LayerStack, close
 from .text import Text
 from .traits import context_of, layer_windows, logit_scale
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Target:
     a matrix, a scale and a soft cap.
     """
 
-    def __init__(self, model: PreTrainedModel, text: Text | None, name: str, identity: dict[str, Any]) -> None:
+    def __init__(self, model: "PreTrainedModel", text: Text | None, name: str, identity: dict[str, Any]) -> None:
         self.model, self.name, self.identity = model.eval().requires_grad_(False), name, identity
         self._text = text
         config = model.config
@@ -240,7 +242,7 @@ def _cache_keyword(base: nn.Module) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
-def _config_eos(model: PreTrainedModel) -> frozenset[int]:
+def _config_eos(model: "PreTrainedModel") -> frozenset[int]:
     eos = getattr(model.generation_config, "eos_token_id", None)
     if eos is None:
         eos = getattr(model.config, "eos_token_id", None)

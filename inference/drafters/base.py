@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..cache import SlotCache
@@ -17,6 +16,8 @@ from .pool import Pool
 from .taps import served, take
 
 if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
     from .lookup import Lookup
 
 
@@ -161,7 +162,7 @@ class Drafter(nn.Module, ABC):
         return batch
 
     @property
-    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+    def model_config(self) -> "PretrainedConfig | dict[str, Any] | None":
         """config.json beside the weights: of the model that drafts, or for the engines that load the tensors as they
         are; None for kinds without either."""
         return None

@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PretrainedConfig
 
 from ..acceptance import LOOKUP
 from ..batch import Batch
@@ -15,6 +14,9 @@ from ..sampling import SamplingRows
 from .base import Context, Draft, Drafter, Features, TrainOutput
 from .lookup import Indexes, Lookup, padded
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass
@@ -94,7 +96,7 @@ class HybridDrafter(Drafter):
         return self.inner.choose_anchors(batch)
 
     @property
-    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+    def model_config(self) -> "PretrainedConfig | dict[str, Any] | None":
         """The inner drafter's."""
         return self.inner.model_config
 

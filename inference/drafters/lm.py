@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import UserError
 from conf.schema import LmConfig
@@ -17,6 +16,9 @@ from ..sampling import Sampling, SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, choose
 from .lora import add_lora, plain_state, stock_state
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
@@ -46,7 +48,7 @@ class LmDrafter(Drafter):
     num_steps = 1
     endless = True
 
-    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, cfg: LmConfig) -> None:
+    def __init__(self, model: "PreTrainedModel", draft_ids: Tensor | None, target_vocab: int, cfg: LmConfig) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
         self.context = self.lm.context
@@ -106,9 +108,9 @@ class LmDrafter(Drafter):
         return logits if self.draft_ids is not None else logits[..., : self.target_vocab]
 
     @property
-    def model_config(self) -> PretrainedConfig | None:
+    def model_config(self) -> "PretrainedConfig | None":
         """Of the small model."""
-        return cast(PretrainedConfig, self.lm.model.config)
+        return cast("PretrainedConfig", self.lm.model.config)
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The whole model under a stock model's names, adapters merged."""
@@ -169,14 +171,14 @@ class LmDrafter(Drafter):
         return tokens.clamp(max=embedding.shape[0] - 1)
 
 
-def trained(model: PreTrainedModel, embedding: bool) -> nn.Module:
+def trained(model: "PreTrainedModel", embedding: bool) -> nn.Module:
     """All of the model trains; the input embedding only when asked for or tied to the head."""
     table, module = model.get_input_embeddings(), cast(nn.Module, model).requires_grad_(True)
     table.requires_grad_(embedding or table.weight is model.get_output_embeddings().weight)
     return module
 
 
-def adapted(model: PreTrainedModel, rank: int) -> nn.Module:
+def adapted(model: "PreTrainedModel", rank: int) -> nn.Module:
     """LoRA on every linear but the head."""
     try:
         return add_lora(model, rank, "all-linear")

@@ -7,11 +7,10 @@ those of training. Tables of another model's vocabulary are cut or padded to the
 """
 
 import copy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from conf.errors import UserError
 
@@ -21,6 +20,9 @@ from ..drafters.lm import LmDrafter
 from ..drafters.lora import stock_state
 from ..target import Target
 from .base import GENERATION, Layout
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def write(drafter: LmDrafter, target: Target, num_spec_tokens: int) -> Layout:
@@ -42,7 +44,7 @@ def write_exit(drafter: EarlyExitDrafter, target: Target, num_spec_tokens: int) 
     return _layout(model, drafter.draft_ids, target, num_spec_tokens)
 
 
-def _layout(model: PreTrainedModel, ids: Tensor | None, target: Target, num_spec_tokens: int) -> Layout:
+def _layout(model: "PreTrainedModel", ids: Tensor | None, target: Target, num_spec_tokens: int) -> Layout:
     config = copy.deepcopy(model.config)
     size, state = target.model.config.vocab_size, stock_state(model)
     table, head = cast(Tensor, model.get_input_embeddings().weight), model.get_output_embeddings()
