@@ -12,7 +12,7 @@ import yaml
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
+from conf.schema import DrafterConfig, RunConfig, TargetConfig
 from data.revisions import bench_sources, revision_of
 from inference.artifact import CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build
@@ -75,7 +75,7 @@ def drafter_place(cfg: RunConfig) -> str:
     folder = run_dir(cfg) / "drafter"
     if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
         return cfg.drafter.folder
-    if not folder.is_dir() and not isinstance(cfg.drafter, NgramConfig):
+    if not folder.is_dir() and not cfg.drafter.needs_no_folder:
         raise UserError(f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=...")
     return str(folder)
 
@@ -148,7 +148,7 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
     """The drafter to evaluate; prompt lookup needs no folder. The draft length is capped by the heads there
     are."""
     where = drafter_place(cfg)
-    if isinstance(cfg.drafter, NgramConfig) and not Path(where).is_dir():
+    if cfg.drafter.needs_no_folder and not Path(where).is_dir():
         return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
     drafter, config, about = load_drafter(where, target)
     wanted = draft_length(cfg.drafter, config)

@@ -5,7 +5,7 @@ import os
 from conf.cli import main
 from conf.errors import UserError
 from conf.paths import run_dir, write_json
-from conf.schema import GenerateConfig, NgramConfig
+from conf.schema import GenerateConfig
 
 from .acceptance import Counts, Round
 from .artifact import draft_length, load_drafter
@@ -57,7 +57,7 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
     """
     folder = run_dir(cfg) / "drafter"
     if cfg.drafter.folder is None and not folder.exists():
-        if isinstance(cfg.drafter, NgramConfig):
+        if cfg.drafter.needs_no_folder:
             return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
