@@ -87,7 +87,7 @@ class Scene:
         """What a drafter is shown of some positions."""
         taps = tuple(self.read.taps[list(self.taps).index(tap)][:, at] for tap in drafter.taps)
         counts = [self.tokens[:, at].shape[1]] * self.cache.batch
-        return Features(self.tokens[:, at], self.read.last[:, at], taps, starts, counts)
+        return Features(self.tokens[:, at], taps, starts, counts)
 
     def rounds(self, drafter: Drafter, k: int, sampling: Sampling) -> Action:
         """An action that drafts k tokens a row, one new position having been taken in; made for one drafter at a time:

@@ -213,7 +213,7 @@ class _Loop:
     ) -> None:
         """Show the drafter the positions that the target's cache keeps."""
         if self.d.drafter is not None:
-            self.d.drafter.observe(self.state, at, Features(tokens, out.last, out.taps, starts, counts))
+            self.d.drafter.observe(self.state, at, Features(tokens, out.taps, starts, counts))
 
     def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
         rows = [row for row in self.rows if row is not None]

@@ -140,7 +140,7 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of last hidden states [..., H]: the frozen head, with its scale and soft cap."""
-        return self._post(self.lm_head(hidden))
+        return self.post_head(self.lm_head(hidden))
 
     def head_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight [D,H] and bias [D] of chosen vocabulary rows, for a drafter with a trimmed vocabulary."""
@@ -149,17 +149,14 @@ class Target:
 
     def post_head(self, logits: Tensor) -> Tensor:
         """Scale and soft cap, for logits computed from `head_rows`."""
-        return self._post(logits)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., H]."""
         embedded: Tensor = self.embedding(tokens)
         return embedded
-
-    def _post(self, logits: Tensor) -> Tensor:
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def masks(self, positions: Tensor, view: int) -> dict[str, Tensor]:
         """Additive causal masks [B,1,N,view] for positions [B,N], by layer type."""

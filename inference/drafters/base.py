@@ -70,12 +70,11 @@ class Context:
 class Features:
     """What the target computed at positions that stay in its cache: the prompt's, then each round's kept ones.
 
-    tokens [r,N] and hidden [r,N,H] (after the final norm) at positions starts[i] .. starts[i] + counts[i] - 1 of
-    row i, and the drafter's taps [r,N,H] there; what lies past counts[i] is padding or a rejected draft.
+    tokens [r,N] at positions starts[i] .. starts[i] + counts[i] - 1 of row i, and the drafter's taps [r,N,H] there; what
+    lies past counts[i] is padding or a rejected draft.
     """
 
     tokens: Tensor
-    hidden: Tensor
     taps: tuple[Tensor, ...]
     starts: Sequence[int]
     counts: Sequence[int]

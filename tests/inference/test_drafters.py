@@ -18,7 +18,7 @@ from inference.drafters import Context, Draft, Drafter, build, needs_vocab
 from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter, _merge
 from inference.drafters.lm import CATCH_UP, LmDrafter, LmState
-from inference.drafters.ngram import lookup
+from inference.drafters.ngram import NgramIndex
 from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process
 from inference.target import Target
@@ -65,7 +65,9 @@ def _slow_lookup(tokens: list[int], low: int, high: int, k: int) -> list[int]:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6))
 def test_lookup_continues_the_latest_longest_match(tokens: list[int], low: int, more: int, k: int) -> None:
-    assert lookup(tokens, low, low + more, k) == _slow_lookup(tokens, low, low + more, k)
+    index = NgramIndex(low, low + more)
+    index.extend(tokens)
+    assert index.match(low + more, k).tokens == _slow_lookup(tokens, low, low + more, k)
 
 
 def test_rows_without_a_match_draft_nothing() -> None:
