@@ -58,6 +58,11 @@ class DrafterConfig(LookupSettings):
         """Whether anything of it is trained."""
         return True
 
+    @property
+    def needs_no_folder(self) -> bool:
+        """Whether its configuration is all there is of it."""
+        return False
+
 
 @dataclass
 class LookupConfig(DrafterConfig):
@@ -72,6 +77,11 @@ class LookupConfig(DrafterConfig):
     def trains(self) -> bool:
         """Nothing is."""
         return False
+
+    @property
+    def needs_no_folder(self) -> bool:
+        """Unless it has a pool of earlier outputs."""
+        return not self.wants_pool
 
     @property
     def looks_up(self) -> bool:

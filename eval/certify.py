@@ -29,7 +29,6 @@ from inference.artifact import KINDS, find, load_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.load import load_target
-from inference.replay import longest_draft
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -103,7 +102,7 @@ def subject(cfg: CertifyConfig, name: str, target: Target) -> Subject:
     else:
         drafter, config, about = load_drafter(name, target)
     k = config.num_spec_tokens
-    return Subject(drafter, config, about, name, min(k, longest_draft(drafter, k)))
+    return Subject(drafter, config, about, name, min(k, drafter.longest(k)))
 
 
 def identity(cfg: CertifyConfig, drafted: Subject) -> list[Any]:

@@ -13,7 +13,6 @@ from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.drafters.base import Context, Features
 from inference.drafters.early_exit import EarlyExitDrafter
-from inference.replay import chain_of
 from inference.sampling import Sampling, SamplingRows
 from inference.target import Hidden, Target
 
@@ -89,7 +88,7 @@ class Scene:
         """What a drafter is shown of some positions."""
         taps = tuple(self.read.taps[list(self.taps).index(tap)][:, at] for tap in drafter.taps)
         counts = [self.tokens[:, at].shape[1]] * self.cache.batch
-        return Features(self.tokens[:, at], self.read.last[:, at], taps, starts, counts)
+        return Features(self.tokens[:, at], taps, starts, counts)
 
     def rounds(self, drafter: Drafter, k: int, sampling: Sampling) -> Action:
         """An action that drafts k tokens a row, one new position having been taken in; its first call reads the whole
@@ -123,7 +122,7 @@ def draft_cost(
     every length, for drafters whose one pass costs what it is made for. Scenes that time does not allow are left out.
     """
     curves: dict[tuple[int, int], Curve] = {}
-    drafters = {k: chain_of(build(k)) for k in lengths}
+    drafters = {k: build(k).chain for k in lengths}
     some = drafters[max(lengths)]
     for scene in scenes:
         batch, context = scene.tokens.shape

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import islice
 
-from conf.schema import LookupKind
-from inference.acceptance import Round, forecast_length
+from inference.acceptance import LOOKUP, Round, forecast_length
 
 from .costs import CONTEXTS, CostGrid
 from .drafting import DraftCost, LoopCost
 
-DRAFTER, LOOKUP, MIXED = "drafter", "lookup", "mixed"  # where the drafts of a round come from
-LOOKED_UP = {LOOKUP, *(kind.value for kind in LookupKind)}  # what replays and the loop call the second
+DRAFTER, MIXED = "drafter", "mixed"  # where the drafts of a round come from, if not from a lookup
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def simulated_batch(
 
 def origin(rounds: Sequence[Round]) -> str:
     """Where the drafts of rows that make these rounds together come from."""
-    found = [r.source in LOOKED_UP or r.proposed == 0 for r in rounds]
+    found = [r.source == LOOKUP or r.proposed == 0 for r in rounds]
     return LOOKUP if all(found) else MIXED if any(r.source == LOOKUP for r in rounds) else DRAFTER
 
 

@@ -10,7 +10,8 @@ from torch import Tensor
 import inference.decode as decode
 import inference.drafters.base as base
 import inference.drafters.branching as branching
-from inference.decode import Decoder, Request, Result, _Loop, _Row
+from inference.decode import Decoder, Request, Result, _Loop
+from inference.requests import Row
 from inference.sampling import Sampling, process
 from inference.target import Target
 from inference.tree import Tree
@@ -54,11 +55,11 @@ class Choices:
     """Stands in for every random draw of the loop: each row follows the script of its request."""
 
     def __init__(self, patch: Patch) -> None:
-        self.rows: list[_Row | None] = []
+        self.rows: list[Row | None] = []
         self.laws: dict[bytes, list[float]] = {}
         self.rule: Callable[..., Verdict] = vars(decode)["verify"]
         self.tree_rule: Callable[..., Verdict] = vars(decode)["verify_tree"]
-        step, first, finish = _Loop.step, _Loop._first_tokens, _Loop._finish
+        step, first, finish = _Loop.step, _Loop._first_tokens, Row.finish
 
         def scripted_step(loop: _Loop) -> list[Result]:
             self.rows = list(loop.rows)
@@ -68,13 +69,13 @@ class Choices:
             self.rows = [loop.rows[b] for b in at]
             return first(loop, at, *args)
 
-        def scripted_finish(loop: _Loop, row: _Row, token: int) -> str:
+        def scripted_finish(row: Row, token: int) -> str:
             """What comes after the text that is looked at need not be written."""
             whole = len(row.tokens) - len(row.request.prompt) >= row.request.meta.length
-            return finish(loop, row, token) or ("length" if whole else "")
+            return finish(row, token) or ("length" if whole else "")
 
         patch.setattr(_Loop, "step", scripted_step)
-        patch.setattr(_Loop, "_finish", scripted_finish)
+        patch.setattr(Row, "finish", scripted_finish)
         patch.setattr(_Loop, "_first_tokens", scripted_first)
         for module in (decode, base, branching):
             patch.setattr(module, "draw", self.draw)
@@ -139,7 +140,7 @@ class Choices:
         pairs = zip(self.rows, laws, strict=True)
         return torch.tensor([0 if r is None else r.request.meta.choose(law) for r, law in pairs])
 
-    def _left(self, row: _Row) -> int:
+    def _left(self, row: Row) -> int:
         """Tokens that the row's text still lacks."""
         length: int = row.request.meta.length
         return length - len(row.response)

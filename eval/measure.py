@@ -16,7 +16,7 @@ from inference.acceptance import Counts, Round
 from inference.along import drafted_chances
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
-from inference.replay import Overlap, Record, chain_of, longest_draft, lookup_of, overlap, replay
+from inference.replay import Overlap, Record, overlap, replay
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tree import Static
@@ -46,13 +46,13 @@ class Contest:
     def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
         """Rounds of every contender on a recorded text."""
         out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
-        k, longest = self.num_spec_tokens, longest_draft(self.drafter, self.num_spec_tokens)
-        lookup, generator = lookup_of(self.drafter), torch.Generator().manual_seed(seed)
+        k, longest = self.num_spec_tokens, self.drafter.longest(self.num_spec_tokens)
+        lookup, generator = self.drafter.rule, torch.Generator().manual_seed(seed)
         drawn = self._overlap(self.drafter, record, longest, sampling) if self.drafter.trainable else None
         chances = None if drawn is None else drawn.chances(self.rule)
-        play = partial(replay, record, pool=self.drafter.pool, source=chain_of(self.drafter).kind, generator=generator)
+        play = partial(replay, record, pool=self.drafter.pool, source=self.drafter.chain.kind, generator=generator)
         trained = self.drafter if self.drafter.trainable else None
-        chained = trained is not None and chain_of(trained).tree_shape is None
+        chained = trained is not None and trained.chain.tree_shape is None
         for name, drafter, first in (("untrained", self.untrained, lookup), ("trained_alone", trained, None)):
             if drafter is not None:
                 own = chances if chained and drafter is trained else self._drafted(drafter, record, k, sampling)
@@ -66,7 +66,7 @@ class Contest:
 
     def _drafted(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> torch.Tensor | None:
         """Of the drafts as they really are, trees too; None where a tree's siblings are drawn."""
-        if isinstance(chain_of(drafter).tree_shape, Static) and not sampling.greedy:
+        if isinstance(drafter.chain.tree_shape, Static) and not sampling.greedy:
             return None
         if len(record.tokens) < 2:
             return torch.zeros(0, k)

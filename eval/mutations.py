@@ -13,8 +13,9 @@ from torch import Tensor
 
 import inference.decode as decode
 import inference.drafters.base as base
-from inference.decode import Result, _Loop, _Row
+from inference.decode import Result, _Loop
 from inference.drafters import Draft
+from inference.requests import Row
 from inference.sampling import Sampling, SamplingRows, draw, process
 from inference.verify import Verdict
 
@@ -141,13 +142,13 @@ def _rejected_slots_stay(patch: Patch) -> None:
 
 
 def _end_inside_a_block_is_passed(patch: Patch) -> None:
-    def emit(loop: _Loop, row: _Row, tokens: list[int], _hidden: Tensor) -> list[int]:
+    def emit(row: Row, tokens: list[int], _hidden: Tensor | None) -> list[int]:
         kept = tokens[: row.room]
         row.tokens += kept
-        row.finish_reason = loop._finish(row, kept[-1])
+        row.finish_reason = row.finish(kept[-1])
         return kept
 
-    patch.setattr(_Loop, "_emit", emit)
+    patch.setattr(Row, "emit", emit)
 
 
 def _hidden_of_the_position_before(patch: Patch) -> None:

@@ -15,7 +15,7 @@ from inference.tuning import Text
 
 from .drafting import DraftCost
 from .evidence import Evidence
-from .forecast import LOOKUP, Machine, break_even, first_failing, simulated, simulated_batch
+from .forecast import Machine, break_even, first_failing, simulated, simulated_batch
 from .statistics import Pairs, bootstrap_interval, headline
 
 DRAWS = 400  # of the bootstrap over texts
@@ -107,7 +107,7 @@ class Outlook:
         return middle * math.exp(-below), middle * math.exp(above)
 
     def _replayed(self, k: int, chances: Sequence[Tensor] | None) -> list[list[Round]]:
-        generator, source = torch.Generator().manual_seed(self.seed), self.kind.chain or LOOKUP
+        generator, source = torch.Generator().manual_seed(self.seed), self.kind.chain or ""
         each: Sequence[Tensor | None] = [None] * len(self.texts) if chances is None else chances
         rounds = []
         for text, chance in zip(self.texts, each, strict=True):

@@ -23,7 +23,6 @@ from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.drafters.attention import layer_config
-from inference.drafters.hybrid import HybridDrafter
 from inference.layouts.base import CONFIG as MODEL_CONFIG
 from inference.layouts.eagle3 import FLAGS
 from inference.layouts.ngram import SETTINGS, TABLE
@@ -115,7 +114,7 @@ def _checks(
         return
     _check_trained(drafter, target, str(folder))
     yield "no tensor is at its initial value"
-    alone = drafter.inner if isinstance(drafter, HybridDrafter) else drafter
+    alone = drafter.chain
     parity = check_parity(target, alone, prompts[:3], num_spec_tokens=cfg.num_spec_tokens)
     if not parity.ok:
         raise UserError(f"{folder}: logits inside the loop are not those of the training forward ({parity})")
@@ -146,7 +145,7 @@ def check_config(config: dict[str, Any], target: Target, where: str) -> None:
             f"{where}: max_position_embeddings is {positions}, the target's context is {target.context}; beyond it "
             "the drafter would draft nonsense"
         )
-    if "LlamaForCausalLMEagle3" in config.get("architectures", []):
+    if "LlamaForCausalLMEagle3" in (config.get("architectures") or []):
         _check_eagle3(config, target, where)
 
 
@@ -174,7 +173,7 @@ def _check_trained(drafter: Drafter, target: Target, where: str) -> None:
 
 def same_logits(drafter: Drafter, trained: Drafter, target: Target, prompts: Sequence[list[int]], where: str) -> str:
     """The reloaded drafter's training forward against the original's on the same tokens. Raises UserError."""
-    original = trained.inner if isinstance(trained, HybridDrafter) else trained
+    original = trained.chain
     answers = Decoder(target, None, keep_hidden=True).generate([Request(p, max_new_tokens=24) for p in prompts[:3]])
     batch = make_batch([a.request.prompt for a in answers], [a.tokens for a in answers]).to(target.device)
     with torch.no_grad():

@@ -21,7 +21,6 @@ from inference import layouts
 from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, load_drafter, replace_folder
 from inference.drafters import Drafter
 from inference.load import load_target
-from inference.replay import longest_draft
 from inference.target import Target
 
 from .card import Report, model_card
@@ -66,7 +65,7 @@ def build_hub(cfg: PublishConfig, folder: Path, target: Target, report: Report, 
     temporary.mkdir()
     try:
         trained, saved, _ = load_drafter(place, target)
-        k = longest_draft(trained, saved.num_spec_tokens)
+        k = trained.longest(saved.num_spec_tokens)
         cfg = replace(cfg, drafter=replace(saved, num_spec_tokens=min(k, saved.num_spec_tokens)))
         layout = write_drafter(cfg, trained, place, target, temporary)
         result = preflight(temporary, target, choosing_ids(cfg, target), trained)

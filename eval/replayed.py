@@ -14,7 +14,7 @@ from conf.paths import read_json, write_json
 from conf.schema import Rule, RunConfig
 from inference.acceptance import Round
 from inference.drafters import Drafter
-from inference.replay import Record, chain_of, longest_draft, lookup_of, overlap, replay
+from inference.replay import Record, overlap, replay
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -55,7 +55,7 @@ class Contender:
     @classmethod
     def of(cls, prefix: str, drafter: Drafter, k: int, about: Mapping[str, Any] | None = None) -> "Contender":
         """The drafter with every length that makes sense beside k."""
-        return cls(prefix, drafter, min(longest_draft(drafter, k), max(k, LONGEST)), about or {})
+        return cls(prefix, drafter, min(drafter.longest(k), max(k, LONGEST)), about or {})
 
 
 def replay_written(
@@ -88,7 +88,7 @@ def replay_text(target: Target, contenders: Sequence[Contender], text: WrittenTe
     entry = Replayed(text.set, text.temperature, text.category, text.key)
     record, sampling = Record(text.prompt, text.tokens, None, text.max_new_tokens), Sampling(text.temperature)
     for one in contenders:
-        chain, lookup, chances = chain_of(one.drafter), lookup_of(one.drafter), None
+        chain, lookup, chances = one.drafter.chain, one.drafter.rule, None
         if chain.num_steps > 0:
             drawn = overlap(chain, target, record, one.longest, sampling)
             chances, entry.positions[one.prefix] = drawn.chances(rule), drawn.conditional()

@@ -25,7 +25,6 @@ from inference.batch import right_padded
 from inference.decode import Decoder, Request
 from inference.drafters.base import Drafter
 from inference.drafters.lookup import Index
-from inference.replay import lookup_of
 from inference.sampling import Sampling, process
 from inference.target import Target
 
@@ -214,7 +213,7 @@ def choose_prefixes(
 
 
 def _both_kinds(prefixes: list[list[int]], drafter: Drafter, count: int) -> list[list[int]]:
-    lookup = lookup_of(drafter)
+    lookup = drafter.rule
     if lookup is None:
         return prefixes[:count]
     found: list[list[int]] = []

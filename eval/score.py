@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from inference.drafters import Drafter
-from inference.replay import chain_of
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -35,7 +34,7 @@ def forecast_section(
     contexts = sorted({CONTEXTS[0], min(max(longest, CONTEXTS[0] + 1), CONTEXTS[1], (target.context or longest) - 64)})
     widths, places = widths_of(records, k), [(1, context) for context in contexts]
     verify = verification_cost(target, budget.part(0.4), MEMORY, places, widths, widths)
-    scenes = [Scene.of(target, 1, context, chain_of(drafter).taps) for context in contexts]
+    scenes = [Scene.of(target, 1, context, drafter.chain.taps) for context in contexts]
     costs = {
         t: measured_costs(target, drafter, verify, scenes, k, Sampling(temperature=t), budget)
         for t in sorted({r.temperature for r in records})
@@ -80,7 +79,7 @@ def measured_costs(
     budget: Budget,
 ) -> tuple[Machine, DraftCost]:  # fmt: skip
     """What the loop and the drafter's own part cost under this sampling, at batch 1."""
-    watch, chain = Stopwatch(target.device), chain_of(drafter)
+    watch, chain = Stopwatch(target.device), drafter.chain
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
     return Machine(verify, loop_cost(target, verify, [1], budget.part(0.2), sampling)), draft
 

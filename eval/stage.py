@@ -12,13 +12,12 @@ import yaml
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
-from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig, TreeConfig
+from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
 from inference import layouts
 from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter
 from inference.drafters import Drafter, Lookup, build, reshape
 from inference.load import device_memory, load_target, precheck, wants_kernel
-from inference.replay import chain_of, longest_draft, lookup_of
 from inference.target import Target
 from inference.tree import Static
 
@@ -77,7 +76,7 @@ def drafter_place(cfg: RunConfig) -> str:
     folder = run_dir(cfg) / "drafter"
     if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
         return cfg.drafter.folder
-    if not folder.is_dir() and not isinstance(cfg.drafter, NgramConfig):
+    if not folder.is_dir() and not cfg.drafter.needs_no_folder:
         raise UserError(f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=...")
     return str(folder)
 
@@ -158,12 +157,12 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
     """The drafter to evaluate; prompt lookup needs no folder. The draft length is capped by the heads there
     are."""
     where = drafter_place(cfg)
-    if isinstance(cfg.drafter, NgramConfig) and not Path(where).is_dir():
+    if cfg.drafter.needs_no_folder and not Path(where).is_dir():
         return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
     drafter, config, about = load_drafter(where, target)
     wanted = draft_length(cfg.drafter, config)
     reshape(drafter, cfg.drafter, target)
-    return Subject(drafter, config, about, where, min(wanted, longest_draft(drafter, wanted)))
+    return Subject(drafter, config, about, where, min(wanted, drafter.longest(wanted)))
 
 
 def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Partial) -> list[PromptRecord]:
@@ -269,7 +268,7 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
 
 def lookup_protocol(subject: Subject) -> str:
     """Where the lookup of a hybrid came from; nothing for a drafter without one."""
-    rule = lookup_of(subject.drafter)
+    rule = subject.drafter.rule
     if rule is None:
         return ""
     chosen = (subject.about.get("training") or {}).get("lookup")
@@ -279,7 +278,7 @@ def lookup_protocol(subject: Subject) -> str:
 
 def tree_protocol(subject: Subject) -> str:
     """Which tree is drafted; nothing for chains."""
-    shape = chain_of(subject.drafter).tree_shape
+    shape = subject.drafter.chain.tree_shape
     if shape is None:
         return ""
     static = isinstance(shape, Static)

@@ -1,6 +1,7 @@
 """A few generations with the origin of every token, for report.html."""
 
 from data.prompt import Prompt
+from inference.acceptance import LOOKUP
 from inference.text import Text
 
 from .benchmarks import Benchmark
@@ -29,7 +30,7 @@ def _trace(record: PromptRecord, prompt: Prompt, text: Text) -> Trace:
     pieces = [("note", prompt.turns[record.turn][:PROMPT_CHARACTERS] + "\n\n")]
     pieces += [("prefill", text.token_text(token)) for token in record.tokens[:1]]
     for r in record.rounds:
-        kept = "lookup" if r.source == "lookup" else "accepted"
+        kept = "lookup" if r.source == LOOKUP else "accepted"
         pieces += [(kept, text.token_text(token)) for token in r.emitted[: r.accepted]]
         pieces += [("rejected", text.token_text(token)) for token in r.drafted[r.accepted :]]
         pieces += [("bonus", text.token_text(token)) for token in r.emitted[r.accepted :]]

@@ -5,14 +5,13 @@ import os
 from conf.cli import main
 from conf.errors import UserError
 from conf.paths import run_dir, write_json
-from conf.schema import GenerateConfig, NgramConfig
+from conf.schema import GenerateConfig
 
 from .acceptance import Counts, Round
 from .artifact import draft_length, load_drafter
 from .decode import Decoder, Request
 from .drafters import Drafter, build, reshape
 from .load import load_target
-from .replay import longest_draft
 from .sampling import Sampling
 from .show import Printer
 from .stream import StopChecker
@@ -58,13 +57,13 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
     """
     folder = run_dir(cfg) / "drafter"
     if cfg.drafter.folder is None and not folder.exists():
-        if isinstance(cfg.drafter, NgramConfig):
+        if cfg.drafter.needs_no_folder:
             return build(cfg.drafter, target), cfg.drafter.num_spec_tokens
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
     reshape(drafter, cfg.drafter, target)
     wanted = draft_length(cfg.drafter, saved)
-    return drafter, min(wanted, longest_draft(drafter, wanted))
+    return drafter, min(wanted, drafter.longest(wanted))
 
 
 def decoder(cfg: GenerateConfig, target: Target, drafter: Drafter | None, k: int) -> Decoder:

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+LOOKUP = "lookup"  # the source of a round that a lookup drafted, of whatever kind, alone or before a drafter
+
 
 @dataclass
 class Round:
@@ -14,7 +16,8 @@ class Round:
 
     drafted: the token proposed at each position (of a tree: on the path that was kept, and below it the first node of
     each depth); accepted: how many of them were kept by verification; emitted: the tokens really added to the text
-    (cut by the length limit, EOS or a stop string); source: who drafted; nodes: of a tree, all of its draft tokens.
+    (cut by the length limit, EOS or a stop string); source: who drafted, LOOKUP or a drafter's kind, "" when nobody
+    did; nodes: of a tree, all of its draft tokens.
     """
 
     drafted: list[int]

@@ -14,7 +14,7 @@ from torch import Tensor
 from conf.schema import Rule
 
 from .drafters.base import Context, Draft, Drafter, Features
-from .replay import Record, chain_chances, chain_of, chain_steps, record_batch
+from .replay import Record, chain_chances, of_chains, own_steps, record_batch
 from .sampling import Sampling, SamplingRows
 from .target import Hidden, Target
 from .tree import Dynamic, Static, depths_of
@@ -45,7 +45,7 @@ def drafts(drafter: Drafter, target: Target, record: Record, k: int) -> Iterator
 def _features(tokens: Tensor, read: Hidden, first: int, end: int) -> Features:
     part = slice(first, end)
     taps = tuple(tap[:, part] for tap in read.taps)
-    return Features(tokens[:, part], read.last[:, part], taps, [first], [end - first])
+    return Features(tokens[:, part], taps, [first], [end - first])
 
 
 def ranks(drafter: Drafter, target: Target, record: Record, k: int) -> Tensor:
@@ -53,16 +53,17 @@ def ranks(drafter: Drafter, target: Target, record: Record, k: int) -> Tensor:
     thinks there, the text before it being known; NEVER for tokens it can't draft and places past the end."""
     batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
-        logits = chain_steps(drafter, drafter.train_logits(batch)[0], k)  # [A,k,D]
+        logits = own_steps(drafter, drafter.train_logits(batch)[0], k)  # [A,K,D]
     places = torch.arange(logits.shape[0])[:, None] + 1 + torch.arange(k)
-    truth = torch.tensor(record.tokens)[places.clamp(max=len(record.tokens) - 1)].to(logits.device)
+    truth = torch.tensor(record.tokens)[places.clamp(max=len(record.tokens) - 1)]
+    own = truth[:, : logits.shape[1]].to(logits.device)
     if drafter.draft_ids is not None:
         column = torch.full((target.vocab_size,), -1, device=logits.device)
         column[drafter.draft_ids] = torch.arange(len(drafter.draft_ids), device=logits.device)
-        truth = column[truth]
-    said = logits.gather(2, truth.clamp(min=0)[..., None])
-    found = (logits > said).sum(-1).cpu()
-    return torch.where((truth.cpu() >= 0) & (places < len(record.tokens)), found, NEVER)
+        own = column[own]
+    said = logits.gather(2, own.clamp(min=0)[..., None])
+    found = torch.where(own >= 0, (logits > said).sum(-1), NEVER).cpu()
+    return torch.where(places < len(record.tokens), of_chains(drafter, found, k), NEVER)
 
 
 def rates(found: Sequence[Tensor], most: int) -> list[list[float]]:
@@ -126,7 +127,7 @@ def drafted_chances(
 
     Siblings of a dynamic tree are deterministic, and kept exactly when they are the text's, at any temperature.
     """
-    trained = chain_of(drafter)
+    trained = drafter.chain
     match trained.tree_shape:
         case None:
             return chain_chances(trained, target, record, k, sampling, rule=rule)

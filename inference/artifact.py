@@ -21,13 +21,12 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PretrainedConfig
 
 from conf.digest import differences, plain
 from conf.errors import UserError
@@ -48,6 +47,9 @@ from . import layouts
 from .drafters import Drafter, Pool, build, needs_vocab
 from .stock import read_config
 from .target import Target
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.json"
 # Earlier outputs that are looked up (drafters/pool.py); in a folder of its own, since engines load every tensor beside
@@ -99,7 +101,7 @@ def layers_of(where: str) -> list[int]:
     return list(cfg.layers) if isinstance(cfg, LmConfig) else []
 
 
-def write_model_config(config: PretrainedConfig | dict[str, Any] | None, path: Path) -> None:
+def write_model_config(config: "PretrainedConfig | dict[str, Any] | None", path: Path) -> None:
     """config.json of a drafter that has one; a dictionary is written out in full, whatever the defaults are."""
     if isinstance(config, dict):
         path.write_text(json.dumps(config, indent=2) + "\n")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .acceptance import Round
+from .acceptance import LOOKUP, Round
 from .decode import Decoder, Request
 from .drafters.base import Context, Draft, Drafter
 from .sampling import SamplingRows
@@ -31,7 +31,7 @@ class Costs:
     def of(self, rounds: Sequence[Round], trained: bool) -> float:
         """All rounds together; trained: those that no lookup drafted are a trained drafter's."""
         verified = sum(self.verify[min(r.proposed, len(self.verify) - 1)] for r in rounds)
-        drafted = sum(r.proposed > 0 and r.source != "lookup" for r in rounds) if trained else 0
+        drafted = sum(r.proposed > 0 and r.source != LOOKUP for r in rounds) if trained else 0
         return verified + self.drafting * drafted
 
 

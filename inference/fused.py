@@ -10,9 +10,6 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
 
 from .kernels import attention, few_rows, load_library, rms_norm, silu_mul, small_linear
 from .target import Target
@@ -131,12 +128,10 @@ def few_queries_attention(
         out = attention(query, key, value, spans, scale, getattr(attention_mask, "seen", None))
         if out is not None:
             return out, None
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
     out, _ = sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     return out, None
-
-
-AttentionInterface.register(ATTENTION, few_queries_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def fuse(target: Target) -> None:
@@ -150,8 +145,18 @@ def fuse(target: Target) -> None:
             for name, child in list(parent.named_children()):
                 setattr(parent, name, swapped(child))
     if model.config._attn_implementation == "sdpa":
+        _register()
         model.set_attn_implementation(ATTENTION)
     target.lm_head = model.get_output_embeddings()
+
+
+def _register() -> None:
+    """Make the own attention known to transformers, with the masks of sdpa."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION, few_queries_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
 
 
 def _fast_linear(child: nn.Module) -> nn.Module:

@@ -54,6 +54,8 @@ class LayerStack:
             if any(isinstance(c, nn.ModuleList) and len(c) and c[0] is self.layers[0] for c in m.children())
         )  # fmt: skip
         self._rotary: nn.Module | None = getattr(owner, "rotary_emb", None)
+        forward = None if self._rotary is None else inspect.signature(self._rotary.forward).parameters
+        self._rotary_is_typed = forward is not None and "layer_type" in forward
         probe = _Probe(owner, self.layers)
         ids = torch.arange(3, device=target.device)[None] % target.vocab_size
         with torch.no_grad(), probe:
@@ -99,8 +101,7 @@ class LayerStack:
         if self._rotary is None:
             return ()
         like = torch.empty(0, dtype=self.target.dtype, device=positions.device)
-        typed = "layer_type" in inspect.signature(self._rotary.forward).parameters
-        return self._rotary(like, positions, kind) if typed else self._rotary(like, positions)
+        return self._rotary(like, positions, kind) if self._rotary_is_typed else self._rotary(like, positions)
 
     def _called_with(self, probe: "_Probe") -> tuple[str, dict[str, Any]]:
         """The layers' word for the cache, and the arguments that never change."""

@@ -2,12 +2,11 @@
 
 import hashlib
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from huggingface_hub import snapshot_download
 from torch import nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from conf.digest import digest_of
 from conf.errors import UserError, require
@@ -25,6 +24,9 @@ from .target import Target
 from .text import Text
 from .tiny import make_tiny_target
 from .traits import UNFIT, context_of, layer_windows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def resolve(target_id: str) -> str:
@@ -62,11 +64,11 @@ def wants_kernel(cfg: TargetConfig, target: Target) -> bool:
     return able
 
 
-def load_model(where: str, cfg: TargetConfig) -> PreTrainedModel:
+def load_model(where: str, cfg: TargetConfig) -> "PreTrainedModel":
     """The stock model in cfg's dtype on cfg's device, its configuration checked before the weights load."""
     config, device = load_config(where, cfg), device_of(cfg.device)
     model = read_model(where, f"target {cfg.id}", config, getattr(torch, cfg.dtype), **_options(cfg))
-    return cast(PreTrainedModel, cast(nn.Module, model).to(device))
+    return cast("PreTrainedModel", cast(nn.Module, model).to(device))
 
 
 def load_config(where: str, cfg: TargetConfig) -> Any:
@@ -136,6 +138,8 @@ def check_supported(config: Any, name: str) -> None:
 
 def _is_stateful(config: Any) -> bool:
     """Whether transformers marks the model as one with recurrent state; code from the hub is asked by its keys."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     by_key = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
     return by_key or bool(getattr(model, "_is_stateful", False))
@@ -158,7 +162,7 @@ def device_of(name: str) -> torch.device:
     return device
 
 
-def identity_of(model: PreTrainedModel, weights: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
+def identity_of(model: "PreTrainedModel", weights: str, cfg: TargetConfig, text: Text) -> dict[str, Any]:
     """What must be equal for a store, a drafter and a target to belong together."""
     config = {k: v for k, v in model.config.to_dict().items() if k not in ("_name_or_path", "dtype")}
     return {
@@ -180,7 +184,7 @@ def local_folder(where: str, revision: str | None) -> Path:
     return Path(snapshot_download(where, revision=revision, local_files_only=True))
 
 
-def weights_digest(model: PreTrainedModel, folder: Path) -> str:
+def weights_digest(model: "PreTrainedModel", folder: Path) -> str:
     """SHA-256 of the safetensors files, whatever dtype they were loaded in; without such files, of the tensors."""
     digest = hashlib.sha256()
     files = sorted(folder.glob("*.safetensors"))

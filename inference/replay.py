@@ -26,11 +26,10 @@ from torch import Tensor
 
 from conf.schema import Rule
 
-from .acceptance import Round
+from .acceptance import LOOKUP, Round
 from .batch import Batch, make_batch
 from .drafters.base import Drafter
-from .drafters.hybrid import HybridDrafter
-from .drafters.lookup import Index, Lookup, LookupDrafter
+from .drafters.lookup import Index, Lookup
 from .drafters.pool import Pool
 from .parity import with_hidden
 from .sampling import Sampling, process
@@ -63,16 +62,16 @@ def replay(
     pool: Pool | None = None,
     find: Find | None = None,
     chances: Tensor | None = None,
-    source: str = "ngram",
+    source: str = "",
     generator: torch.Generator | None = None,
 ) -> list[Round]:
     """Rounds of a drafter with k draft tokens on the recorded text.
 
     lookup: it goes first, with draft lengths of its own where its rule has one; pool: what it searches beside the
     text; find: where its drafts come from, if they are known already. chances [A,K]: of a chain drafter (see
-    `chain_chances`), None for lookup alone; both: the hybrid. generator: for chances other than 0 and 1. As in the
-    live loop a draft is never longer than the length limit leaves room for. Drafts accepted behind the end of the
-    text are not known.
+    `chain_chances`), None for lookup alone; both: the hybrid. source: what their rounds are called. generator: for
+    chances other than 0 and 1. As in the live loop a draft is never longer than the length limit leaves room for.
+    Drafts accepted behind the end of the text are not known.
     """
     find = reader(record, lookup, pool) if lookup is not None and find is None else find
     rounds: list[Round] = []
@@ -82,8 +81,7 @@ def replay(
         length = min(k, room)
         found = [] if lookup is None or find is None else find(at, min(lookup.tokens or k, room))
         if found or chances is None:
-            name = "" if not found else "lookup" if chances is not None else source
-            rounds.append(_looked_up(record, at, found, name))
+            rounds.append(_looked_up(record, at, found))
         else:
             rounds.append(_chained(record, at, chances[at, :length].tolist(), source, generator))
         at += len(rounds[-1].emitted)
@@ -101,12 +99,12 @@ def reader(record: Record, lookup: Lookup, pool: Pool | None = None) -> Find:
     return find
 
 
-def _looked_up(record: Record, at: int, found: list[int], source: str) -> Round:
+def _looked_up(record: Record, at: int, found: list[int]) -> Round:
     truth = record.tokens[at + 1 :]
     accepted = 0
     while accepted < min(len(found), len(truth)) and found[accepted] == truth[accepted]:
         accepted += 1
-    return Round(found, accepted, truth[: accepted + 1], source)
+    return Round(found, accepted, truth[: accepted + 1], LOOKUP if found else "")
 
 
 def _chained(
@@ -177,11 +175,16 @@ def overlap(
     """What decides about drafts of k tokens from every place of the text: one training forward of the drafter."""
     batch = record_batch(target, record, drafter.train_taps)
     with torch.inference_mode():
-        logits = chain_steps(drafter, drafter.train_logits(batch)[0], k)  # [A, k, D]
+        logits = own_steps(drafter, drafter.train_logits(batch)[0], k)  # [A, K, D]
     sampled = not sampling.greedy if sampled is None else sampled
-    q = process(logits, sampling if sampled else Sampling())  # [A, k, D]
     truth, valid = _truth(record.tokens, k)  # [A, k]
-    qx = _mass(q, truth.to(q.device), drafter.draft_ids, target.vocab_size).cpu()
+    own = truth[:, : logits.shape[1]].to(logits.device)
+    if sampled:
+        mass = _mass(process(logits, sampling), own, drafter.draft_ids, target.vocab_size)
+    else:
+        best = logits.argmax(-1)
+        mass = (best if drafter.draft_ids is None else drafter.draft_ids[best]) == own
+    qx = of_chains(drafter, mass.cpu(), k)
     if not sampled:
         return Overlap(qx, None, valid)
     assert batch.hidden is not None
@@ -198,31 +201,20 @@ def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Ba
     return with_hidden(target, batch, taps)
 
 
-def chain_steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
-    """[A, K, D] of a training forward -> [A, k, D] of a chain; an endless chain's step j at anchor a is
-    its step at anchor a + j. Raises ValueError when heads are asked for more steps than they have."""
-    if drafter.endless:
-        places = torch.arange(logits.shape[0])[:, None] + torch.arange(k)
-        return logits[places.clamp(max=logits.shape[0] - 1), 0]
-    if k > logits.shape[1]:
+def own_steps(drafter: Drafter, logits: Tensor, k: int) -> Tensor:
+    """The steps [A, K, D] of a training forward that chains of k tokens are made of: the first k, or the only one.
+    Raises ValueError when heads are asked for more steps than they have."""
+    if k > logits.shape[1] and not drafter.endless:
         raise ValueError(f"{k} draft tokens from a drafter of {logits.shape[1]} steps")
     return logits[:, :k]
 
 
-def chain_of(drafter: Drafter) -> Drafter:
-    """The trained part of a hybrid, else the drafter itself."""
-    return drafter.inner if isinstance(drafter, HybridDrafter) else drafter
-
-
-def lookup_of(drafter: Drafter) -> Lookup | None:
-    """The rule of a hybrid or of a lookup alone; None for the others."""
-    return drafter.rule if isinstance(drafter, HybridDrafter | LookupDrafter) else None
-
-
-def longest_draft(drafter: Drafter, k: int) -> int:
-    """Draft lengths worth sweeping: all the heads there are; twice `k` for chains and lookups, which have no
-    end."""
-    return drafter.num_steps if drafter.num_steps > 0 and not drafter.endless else 2 * k
+def of_chains(drafter: Drafter, steps: Tensor, k: int) -> Tensor:
+    """What is said of each step [A, K] -> of chains [A, k]: an endless one's step j at anchor a is that at a + j."""
+    if not drafter.endless:
+        return steps
+    places = torch.arange(steps.shape[0])[:, None] + torch.arange(k)
+    return steps[:, :1].flatten()[places.clamp(max=steps.shape[0] - 1)]
 
 
 def _truth(tokens: list[int], k: int) -> tuple[Tensor, Tensor]:

@@ -27,7 +27,7 @@ def shortcut(states: Tensor, last: Tensor) -> Tensor:
 
 
 def spaced(values: Sequence[int], most: int) -> list[int]:
-    """At most `most` of them, evenly spaced, the first and the last among them."""
+    """At most `most` of them, evenly spaced, the first and the last (if two may be) among them."""
     if len(values) <= most:
         return list(values)
-    return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
+    return [values[round(i * (len(values) - 1) / max(1, most - 1))] for i in range(most)]

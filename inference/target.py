@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from conf.errors import UserError
 
@@ -18,6 +17,9 @@ from .layers import LayerStack, close
 from .text import Text
 from .traits import context_of, layer_windows, logit_scale
 from .tree import Tree
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Target:
     a matrix, a scale and a soft cap.
     """
 
-    def __init__(self, model: PreTrainedModel, text: Text | None, name: str, identity: dict[str, Any]) -> None:
+    def __init__(self, model: "PreTrainedModel", text: Text | None, name: str, identity: dict[str, Any]) -> None:
         self.model, self.name, self.identity = model.eval().requires_grad_(False), name, identity
         self._text = text
         config = model.config
@@ -153,7 +155,7 @@ class Target:
 
     def head(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of last hidden states [..., H]: the frozen head, with its scale and soft cap."""
-        return self._post(self.lm_head(hidden))
+        return self.post_head(self.lm_head(hidden))
 
     def head_rows(self, ids: Tensor) -> tuple[Tensor, Tensor | None]:
         """Weight [D,H] and bias [D] of chosen vocabulary rows, for a drafter with a trimmed vocabulary."""
@@ -162,17 +164,14 @@ class Target:
 
     def post_head(self, logits: Tensor) -> Tensor:
         """Scale and soft cap, for logits computed from `head_rows`."""
-        return self._post(logits)
+        if self.logit_scale != 1.0:
+            logits = logits * self.logit_scale
+        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Input embeddings [..., H]."""
         embedded: Tensor = self.embedding(tokens)
         return embedded
-
-    def _post(self, logits: Tensor) -> Tensor:
-        if self.logit_scale != 1.0:
-            logits = logits * self.logit_scale
-        return logits if self.logit_cap is None else torch.tanh(logits / self.logit_cap) * self.logit_cap
 
     def masks(self, positions: Tensor, view: int) -> dict[str, Tensor]:
         """Additive causal masks [B,1,N,view] for positions [B,N], by layer type."""
@@ -274,7 +273,7 @@ def _cache_keyword(base: nn.Module) -> str:
     return "cache" if "cache" in names else "past_key_values"
 
 
-def _config_eos(model: PreTrainedModel) -> frozenset[int]:
+def _config_eos(model: "PreTrainedModel") -> frozenset[int]:
     eos = getattr(model.generation_config, "eos_token_id", None)
     if eos is None:
         eos = getattr(model.config, "eos_token_id", None)

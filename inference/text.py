@@ -7,12 +7,14 @@ import hashlib
 import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jinja2
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from conf.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Message = dict[str, str]
 
@@ -31,7 +33,7 @@ class Text:
 
     def __init__(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         name: str,
         eos_ids: Iterable[int] = (),
         template_kwargs: dict[str, Any] | None = None,
@@ -52,6 +54,8 @@ class Text:
         trust_remote_code: bool = False,
     ) -> "Text":
         """Load from a folder or a hub id. Raises UserError when there is no tokenizer that loads."""
+        from transformers import AutoTokenizer
+
         where: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder_or_id, **where)
@@ -193,11 +197,13 @@ def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, ensure_ascii=False).encode()).hexdigest()
 
 
-def _find_eos(folder_or_id: str, tokenizer: PreTrainedTokenizerBase, where: dict[str, Any]) -> set[int]:
+def _find_eos(folder_or_id: str, tokenizer: "PreTrainedTokenizerBase", where: dict[str, Any]) -> set[int]:
     """Ids that end a response: the tokenizer's and generation_config's; config's only without the latter.
 
     Raises UserError for a damaged generation_config.json: without its ids a response would not end.
     """
+    from transformers import GenerationConfig
+
     found = _ids(tokenizer.eos_token_id)
     try:
         declared = _ids(GenerationConfig.from_pretrained(folder_or_id, revision=where["revision"]).eos_token_id)
@@ -211,6 +217,8 @@ def _find_eos(folder_or_id: str, tokenizer: PreTrainedTokenizerBase, where: dict
 
 
 def _config_eos(folder_or_id: str, where: dict[str, Any]) -> set[int]:
+    from transformers import AutoConfig
+
     try:
         config = AutoConfig.from_pretrained(folder_or_id, **where)
     except (OSError, ValueError):  # a folder with a tokenizer alone

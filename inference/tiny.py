@@ -6,11 +6,13 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging as transformers_logging
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 _RECORD = "draftsmith.json"
 
@@ -58,6 +60,8 @@ def make_tiny_target(folder: Path, seed: int = 0) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
+        from transformers.utils import logging as transformers_logging
+
         transformers_logging.disable_progress_bar()
         tokenizer = make_tiny_tokenizer()
         tokenizer.save_pretrained(made)
@@ -86,8 +90,10 @@ def _has(folder: Path, record: dict[str, str | int]) -> bool:
         return False
 
 
-def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
+def make_tiny_tokenizer() -> "PreTrainedTokenizerFast":
     """A byte-level BPE tokenizer of at most 512 tokens with the ChatML template; the same every time."""
+    from transformers import PreTrainedTokenizerFast
+
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
@@ -112,7 +118,9 @@ def make_tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _random_llama(vocab_size: int, seed: int) -> LlamaForCausalLM:
+def _random_llama(vocab_size: int, seed: int) -> "LlamaForCausalLM":
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     config = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=64,

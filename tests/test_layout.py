@@ -94,6 +94,13 @@ def test_what_takes_seconds_to_import_waits_until_it_is_needed() -> None:
             assert all(isinstance(node, ast.ImportFrom) and str(node.module).startswith("conf.") for node in top)
 
 
+def test_inference_imports_models_only_where_they_are_used() -> None:
+    for path, tree in TREES.items():
+        top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        heavy = [m for node in top for _, m in _imports(node) if m.startswith("transformers")]
+        assert path.parts[0] != "inference" or heavy in ([], ["transformers.cache_utils"]), path
+
+
 def test_nothing_unsafe_is_called() -> None:
     unsafe = re.compile(
         r"\btorch\.load\(|\bpickle\.|\bimport pickle\b|trust_remote_code\s*=\s*True|\bos\.system\(|(?<![.\w])eval\("

@@ -21,7 +21,6 @@ from inference.target import Target
 from .objectives import Comparison
 from .step import chunks
 from .teacher import TargetTeacher
-from .validate import alone
 
 Pairs = tuple[Tensor, Tensor]  # a head's logits [n] and the analytic acceptances [n] at one position
 
@@ -31,7 +30,7 @@ def calibrated(
 ) -> tuple[DrafterConfig, dict[str, Any] | None]:
     """(cfg with the temperatures that fit every other row of `batches`, figures of the other rows); cfg as it is and
     None without a confidence head or with fewer than two rows."""
-    trained = alone(drafter)
+    trained = drafter.chain
     if not isinstance(cfg, BlockConfig) or not isinstance(trained, BlockDrafter) or trained.confidence_head is None:
         return cfg, None
     rows = [row for batch in batches for row in confidences(trained, target, batch)]

@@ -11,7 +11,7 @@ from conf.schema import DrafterConfig
 from inference.costs import Costs, measure_costs
 from inference.decode import Result
 from inference.drafters import Drafter, Lookup
-from inference.replay import chain_chances, chain_of, longest_draft, lookup_of
+from inference.replay import chain_chances
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Matches, Text, forecast, record_of
@@ -31,8 +31,8 @@ def with_length(
     answered = [result for result in plain if len(result.tokens) > 1]
     if not cfg.tune_length or not answered:
         return cfg, None
-    rule = None if lookup_of(drafter) is None else Lookup.of(cfg)
-    lengths = range(1, min(longest_draft(drafter, cfg.num_spec_tokens), max(cfg.num_spec_tokens, LONGEST)) + 1)
+    rule = None if drafter.rule is None else Lookup.of(cfg)
+    lengths = range(1, min(drafter.longest(cfg.num_spec_tokens), max(cfg.num_spec_tokens, LONGEST)) + 1)
     texts = [_text(drafter, target, result, rule, lengths[-1]) for result in answered]
     tried = [
         {"num_spec_tokens": k, **asdict(forecast(texts, k, rule, costs)), "drafting": costs.drafting}
@@ -50,7 +50,7 @@ def costs_by_length(
     if cfg.verify_costs and cfg.draft_cost is not None:
         return dict.fromkeys(lengths, Costs(tuple(cfg.verify_costs), cfg.draft_cost))
     prompt = max(plain, key=lambda result: len(result.tokens)).request.prompt
-    trained, most = chain_of(drafter) if drafter.num_steps else None, max(lengths[-1], (rule and rule.tokens) or 0)
+    trained, most = drafter.chain if drafter.num_steps else None, max(lengths[-1], (rule and rule.tokens) or 0)
     found = {k: measure_costs(target, trained, k, most, prompt) for k in lengths}
     columns = zip(*(costs.verify for costs in found.values()), strict=True)
     verify = tuple(sum(column) / len(found) for column in columns)

@@ -16,7 +16,6 @@ from inference.along import drafted_chances
 from inference.costs import Costs, measure_costs
 from inference.decode import Result
 from inference.drafters import Drafter, Lookup, Pool
-from inference.replay import chain_of, lookup_of
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Matches, Text, best_rule, forecast, record_of, rules_like
@@ -57,7 +56,7 @@ def tuned(
     means over categories: tokens a round with the bonus, and tokens in the time of a plain round; `configured` with the
     rule that was trained with, `same_length` with drafts as long as the trained drafter's.
     """
-    rule, k = lookup_of(drafter), cfg.num_spec_tokens
+    rule, k = drafter.rule, cfg.num_spec_tokens
     if rule is None or not cfg.tune_lookup:
         return cfg, None
     texts = [_text(drafter, target, result, rule, k) for result in plain]
@@ -83,12 +82,12 @@ def tuned(
 def costs_of(cfg: DrafterConfig, drafter: Drafter, target: Target, plain: Sequence[Result]) -> Costs:
     """As configured, else measured after the prompt with the longest answer; where none has a round, nothing costs."""
     longest = max(plain, key=lambda result: len(result.tokens), default=None)
-    trained = chain_of(drafter) if drafter.num_steps else None
+    trained = drafter.chain if drafter.num_steps else None
     given = Costs(tuple(cfg.verify_costs or [1.0]), cfg.draft_cost or 0.0)
     known = cfg.verify_costs and (cfg.draft_cost is not None or trained is None)
     if known or longest is None or len(longest.tokens) < 2:
         return given
-    k, rule = cfg.num_spec_tokens, lookup_of(drafter)
+    k, rule = cfg.num_spec_tokens, drafter.rule
     most = max(k, (rule.tokens if rule else None) or k)
     found = measure_costs(target, trained, k, most, longest.request.prompt)
     verify = given.verify if cfg.verify_costs else found.verify

@@ -17,15 +17,13 @@ from inference.drafters.base import Drafter
 from inference.drafters.lm import LmDrafter
 from inference.target import Target
 
-from .validate import alone
-
 
 class OnPolicy:
     """Rewrites a share of a run's micro-batches. `generator` draws everything that is random in them; which ones they
     are follows from their number."""
 
     def __init__(self, cfg: ObjectiveConfig, target: Target, drafter: Drafter, seed: int) -> None:
-        writer = alone(drafter)
+        writer = drafter.chain
         assert isinstance(writer, LmDrafter), "the configuration allows no other"
         self.share, self.longest = cfg.on_policy, cfg.on_policy_tokens
         self.target, self.writer = target, writer

@@ -15,7 +15,7 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
-from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, LookupConfig, RunConfig, TrainMode
+from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, RunConfig, TrainMode
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -26,7 +26,6 @@ from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
 from inference.drafters.ranges import cut_layers
 from inference.load import device_memory, device_of, load_target, precheck
-from inference.replay import lookup_of
 from inference.target import Target
 from inference.warm_start import saved_config, saved_digest, warm_start
 
@@ -62,12 +61,11 @@ def run(cfg: RunConfig) -> None:
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
     """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled."""
     with timed(path, "train") as figures:
-        alone = isinstance(cfg.drafter, LookupConfig) and not cfg.drafter.wants_pool
-        store = None if alone else open_store(cfg, path, target)
+        store = None if cfg.drafter.needs_no_folder else open_store(cfg, path, target)
         cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
-        tunes = (cfg.drafter.tune_lookup and lookup_of(drafter) is not None) or cfg.drafter.tune_length
+        tunes = (cfg.drafter.tune_lookup and drafter.rule is not None) or cfg.drafter.tune_length
         answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
         drafter_cfg, lookup = tuned(own, drafter, target, answers)
         drafter_cfg, length = with_length(drafter_cfg, drafter, target, answers)

@@ -12,15 +12,13 @@ from conf.schema import DrafterConfig, TreeConfig
 from inference.along import chances, drafts, dynamic_reach, ranks, rates, static_reach
 from inference.decode import Result
 from inference.drafters import Drafter, shape_of
-from inference.replay import Record, chain_chances, lookup_of, replay
+from inference.replay import Record, chain_chances, replay
 from inference.sampling import Sampling
 from inference.shapes import best_shapes
 from inference.target import Target
 from inference.tree import Dynamic, Shape, Static, depths_of
 from inference.tuning import record_of
 from inference.widths import between, verification_seconds
-
-from .validate import alone
 
 NODES = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 31)  # sizes of dynamic trees tried; static: all up to the last
 RANKS = 8  # children of a node of a static shape
@@ -59,7 +57,7 @@ class Trial:
     def forecast(self, option: Option, drafting: float) -> Forecast:
         """Replay all texts, the lookup of a hybrid going first; drafting: seconds of a draft."""
         sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        verify, lookup = between(self.verify), lookup_of(self.drafter)
+        verify, lookup = between(self.verify), self.drafter.rule
         drafted = verify(option.nodes + 1) + drafting
         for (category, record), reach in zip(self.texts, option.reach, strict=True):
             for r in replay(record, self.k, lookup=lookup, chances=chances(reach, record, self.k), source="tree"):
@@ -72,7 +70,7 @@ class Trial:
 
     def drafting(self, shape: Shape | None, depth: int) -> float:
         """Median seconds of a draft of `shape`, with what the drafter reads before it."""
-        trained = alone(self.drafter)
+        trained = self.drafter.chain
         before, trained.tree_shape = trained.tree_shape, shape
         times, steps = [], drafts(trained, self.target, self.texts[0][1], depth)
         next(steps, None)  # reads the prompt
@@ -102,7 +100,7 @@ def tuned_tree(
     tried = [(trial.forecast(option, drafting[option.depth]), option) for option in options]
     forecast, best = max(tried, key=lambda pair: (pair[0].speedup, -pair[1].nodes))
     chain = trial.forecast(chain_option(trial), trial.drafting(None, trial.k))
-    cfg, trained = replace(cfg, **best.changes), alone(drafter)
+    cfg, trained = replace(cfg, **best.changes), drafter.chain
     trained.tree_shape = shape_of(cfg, target, trained.draft_ids)
     return cfg, {
         **best.changes, "nodes": best.nodes, "depth": best.depth, **vars(forecast), "chain": vars(chain),
@@ -114,7 +112,7 @@ def tuned_tree(
 
 def static_options(trial: Trial) -> Iterator[Option]:
     """The best shape of every size and depth, by the ranks of the texts' tokens."""
-    trained = alone(trial.drafter)
+    trained = trial.drafter.chain
     found = [ranks(trained, trial.target, record, trial.k) for _, record in trial.texts]
     width = trial.target.vocab_size if trained.draft_ids is None else len(trained.draft_ids)
     table = rates(found, min(RANKS, width))
@@ -130,7 +128,7 @@ def static_options(trial: Trial) -> Iterator[Option]:
 
 def dynamic_options(trial: Trial, top_k: int) -> Iterator[Option]:
     """Every size and depth, out of all candidates drafted at every anchor."""
-    trained, k = alone(trial.drafter), trial.k
+    trained, k = trial.drafter.chain, trial.k
     before, trained.tree_shape = trained.tree_shape, Dynamic(top_k * (1 + (k - 1) * top_k), top_k)
     reach: dict[int, list[list[list[int]]]] = {depth: [] for depth in range(1, k + 1)}  # [text][anchor][size]
     for _, record in trial.texts:
@@ -149,7 +147,7 @@ def dynamic_options(trial: Trial, top_k: int) -> Iterator[Option]:
 
 def chain_option(trial: Trial) -> Option:
     """k draft tokens, one a position."""
-    trained = alone(trial.drafter)
+    trained = trial.drafter.chain
     kept = [chain_chances(trained, trial.target, record, trial.k, Sampling()) for _, record in trial.texts]
     return Option({}, trial.k, trial.k, [c.cumprod(1).sum(1).int().tolist() for c in kept])
 

@@ -14,7 +14,6 @@ from inference.acceptance import Counts, forecast_length
 from inference.batch import Batch, make_batch
 from inference.decode import Decoder, Request, Result
 from inference.drafters.base import Drafter
-from inference.drafters.hybrid import HybridDrafter
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
 
@@ -75,7 +74,7 @@ class Validator:
             sums, conditional = self._teacher_forced(drafter)
             results = self._live(drafter)
         gamma = self.cfg.drafter.num_spec_tokens
-        parity = check_parity(self.target, alone(drafter), self.parity_prompts, num_spec_tokens=gamma)
+        parity = check_parity(self.target, drafter.chain, self.parity_prompts, num_spec_tokens=gamma)
         drafter.train()
         if not parity.ok:
             raise UserError(
@@ -117,11 +116,6 @@ class Validator:
                 count_positions(sums, comparison, -comparison.log_alpha, mask[part])
                 chains += conditional_counts(comparison.agreement, mask[part])
         return sums, (chains[1] / chains[0].clamp(min=1)).tolist()
-
-
-def alone(drafter: Drafter) -> Drafter:
-    """The trained drafter without the lookup in front of it."""
-    return drafter.inner if isinstance(drafter, HybridDrafter) else drafter
 
 
 def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:

@@ -1,10 +1,9 @@
 """The drafters: `build` is the only list of kinds."""
 
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import ConfigError, UserError
 from conf.schema import (
@@ -39,6 +38,9 @@ from .medusa import MedusaDrafter
 from .pool import Pool
 from .ranges import cut_layers
 
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
 __all__ = [
     "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab", "reshape",
     "shape_of",
@@ -51,7 +53,7 @@ def needs_vocab(cfg: DrafterConfig) -> int:
 
 
 def build(
-    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None, saved: PretrainedConfig | None = None,
+    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None = None, saved: "PretrainedConfig | None" = None,
     pool: Pool | None = None,
 ) -> Drafter:  # fmt: skip
     """A fresh drafter of cfg's kind on the target's device. vocab_ids [D]: its trimmed vocabulary. saved: the
@@ -99,7 +101,7 @@ def reshape(drafter: Drafter, cfg: DrafterConfig, target: Target) -> None:
 
 
 def _trained_kind(
-    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None
+    cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None, saved: "PretrainedConfig | None"
 ) -> Drafter:
     match cfg:
         case MedusaConfig():
@@ -121,7 +123,7 @@ def _trained_kind(
             raise ConfigError(f"drafter.kind = {cfg.kind!r} is not one of {kinds}")
 
 
-def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: PretrainedConfig | None) -> Drafter:
+def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: "PretrainedConfig | None") -> Drafter:
     if cfg.model is None and saved is None:
         return LmDrafter(_cut(cfg, target, vocab_ids), vocab_ids, target.vocab_size, cfg)
     if saved is not None:
@@ -132,7 +134,7 @@ def _build_lm(cfg: LmConfig, target: Target, vocab_ids: Tensor | None, saved: Pr
     return LmDrafter(model, _fit_vocab(model, target, vocab_ids), target.vocab_size, cfg)
 
 
-def _cut(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> PreTrainedModel:
+def _cut(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> "PreTrainedModel":
     """Layers of the target as a model. Raises ConfigError while they have still to be chosen."""
     layers = cut_layers(cfg, target.num_layers, target.name)
     if not layers:
@@ -140,12 +142,12 @@ def _cut(cfg: LmConfig, target: Target, vocab_ids: Tensor | None) -> PreTrainedM
     return cut_from(target, layers, vocab_ids)
 
 
-def _separate(where: str, target: Target) -> PreTrainedModel:
+def _separate(where: str, target: Target) -> "PreTrainedModel":
     """The small model in a folder or on the hub."""
     name = f"drafter.model {where}"
     check_tokenizer(where, target.text, target.name)
     model = read_model(where, name, read_config(where, name), target.dtype)
-    return cast(PreTrainedModel, cast(nn.Module, model).to(target.device))
+    return cast("PreTrainedModel", cast(nn.Module, model).to(target.device))
 
 
 def check_tokenizer(model: str, text: Text, name: str) -> None:
@@ -157,7 +159,7 @@ def check_tokenizer(model: str, text: Text, name: str) -> None:
         )
 
 
-def _fit_vocab(model: PreTrainedModel, target: Target, vocab_ids: Tensor | None) -> Tensor | None:
+def _fit_vocab(model: "PreTrainedModel", target: Target, vocab_ids: Tensor | None) -> Tensor | None:
     """Trim the head of a separate LM; one with fewer head rows than the target's is a trimmed one already."""
     rows = model.get_output_embeddings().weight.shape[0]
     if vocab_ids is None:

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from ..cache import SlotCache
 from ..target import Target, additive, causal_mask
@@ -61,11 +59,16 @@ class Rotary:
     """Rotations by position; no module, so that the frequencies stay in float32 whatever the drafter's dtype."""
 
     def __init__(self, config: LayerConfig, device: torch.device) -> None:
+        from transformers import LlamaConfig
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
         self.embedding = LlamaRotaryEmbedding(LlamaConfig(**asdict(config))).to(device)
 
     def __call__(self, states: Tensor, positions: Tensor) -> Tensor:
         """states [B,heads,N,d] at positions [B,N] (or [1,N])."""
-        rotated: Tensor = apply_rotary_pos_emb(states, states, *self.embedding(states, positions))[0]
+        cos, sin = (t[:, None] for t in self.embedding(states, positions))  # [B,1,N,d], both halves alike
+        a, b = states.chunk(2, -1)
+        rotated: Tensor = states * cos + torch.cat([-b, a], -1) * sin
         return rotated
 
 

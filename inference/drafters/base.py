@@ -4,11 +4,10 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig
 
 from ..batch import Batch
 from ..cache import SlotCache
@@ -16,6 +15,11 @@ from ..sampling import SamplingRows, draw, process, uniforms
 from ..tree import Shape, Tree
 from .pool import Pool
 from .taps import served, take
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+    from .lookup import Lookup
 
 
 @dataclass(frozen=True)
@@ -72,12 +76,11 @@ class Context:
 class Features:
     """What the target computed at positions that stay in its cache: the prompt's, then each round's kept ones.
 
-    tokens [r,N] and hidden [r,N,H] (after the final norm) at positions starts[i] .. starts[i] + counts[i] - 1 of
-    row i, and the drafter's taps [r,N,H] there; what lies past counts[i] is padding or a rejected draft.
+    tokens [r,N] at positions starts[i] .. starts[i] + counts[i] - 1 of row i, and the drafter's taps [r,N,H] there;
+    what lies past counts[i] is padding or a rejected draft.
     """
 
     tokens: Tensor
-    hidden: Tensor
     taps: tuple[Tensor, ...]
     starts: Sequence[int]
     counts: Sequence[int]
@@ -103,6 +106,7 @@ class Drafter(nn.Module, ABC):
     makes_trees: bool = False
     tree_shape: Shape | None = None  # of its drafts; None: chains
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
+    rule: "Lookup | None" = None  # of its lookup, which goes first
     pool: Pool | None = None  # earlier outputs that its lookup searches
 
     def __init__(self, draft_ids: Tensor | None = None) -> None:
@@ -123,6 +127,15 @@ class Drafter(nn.Module, ABC):
         """Take in what the target says about new positions of `rows`: after their prefill (the whole prompt) and
         after every verification (the pending token and the accepted drafts), each position once and in order.
         """
+
+    @property
+    def chain(self) -> "Drafter":
+        """What drafts where a lookup found nothing: the drafter itself, but of a hybrid its trained part."""
+        return self
+
+    def longest(self, k: int) -> int:
+        """Draft lengths worth sweeping: all the heads there are; twice `k` for endless chains and lookups."""
+        return self.num_steps if self.num_steps > 0 and not self.endless else 2 * k
 
     @property
     def train_taps(self) -> tuple[int, ...]:
@@ -156,7 +169,7 @@ class Drafter(nn.Module, ABC):
         return batch
 
     @property
-    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+    def model_config(self) -> "PretrainedConfig | dict[str, Any] | None":
         """config.json beside the weights: of the model that drafts, or for the engines that load the tensors as they
         are; None for kinds without either."""
         return None

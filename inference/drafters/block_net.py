@@ -17,6 +17,7 @@ from .heads import RMSNorm
 from .taps import TapLinear
 
 Pairs = list[tuple[Tensor, Tensor]]  # keys and values of each layer
+Turns = tuple[Tensor, Tensor]  # cosines and sines of angles [..., d / 2]
 
 
 @dataclass(frozen=True)
@@ -59,20 +60,22 @@ class BlockAttention(nn.Module):
         self.o_proj = nn.Linear(shape.heads * dim, width, bias=False)
         self.q_norm, self.k_norm = RMSNorm(dim), RMSNorm(dim)
 
-    def keys_values(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """x [B,...,H] at positions [B,...] -> rotated keys and values [B,G,...,d] of the G key-value heads."""
+    def keys_values(self, x: Tensor, turns: Turns) -> tuple[Tensor, Tensor]:
+        """x [B,...,H] and the turns [B,1,...,d/2] of its positions -> rotated keys and values [B,G,...,d] of the G
+        key-value heads."""
         split = (*x.shape[:-1], self.shape.kv_heads, self.shape.head_dim)
         keys = self.k_norm(self.k_proj(x).view(split)).movedim(-2, 1)
-        return rotate(keys, positions[:, None], self.shape.rope_theta), self.v_proj(x).view(split).movedim(-2, 1)
+        return rotate(keys, turns), self.v_proj(x).view(split).movedim(-2, 1)
 
-    def forward(self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
-        """x [B,A,K,H] at positions [B,A,K]; context keys and values [B,G,T,d], of which block (b, a) sees those
-        where visible [B,A,T] -> [B,A,K,H]. One softmax over both, computed without the A x A pairs of blocks."""
+    def forward(self, x: Tensor, turns: Turns, context: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
+        """x [B,A,K,H] and the turns [B,1,A,K,d/2] of its positions; context keys and values [B,G,T,d], of which block
+        (b, a) sees those where visible [B,A,T] -> [B,A,K,H]. One softmax over both, computed without the A x A pairs
+        of blocks."""
         B, A, K, _ = x.shape
         s = self.shape
         q = self.q_norm(self.q_proj(x).view(B, A, K, s.heads, s.head_dim)).movedim(-2, 1)  # [B,G*g,A,K,d]
-        q = rotate(q, positions[:, None], s.rope_theta).view(B, s.kv_heads, -1, A, K, s.head_dim)
-        keys, values = (t[:, :, None] for t in self.keys_values(x, positions))  # [B,G,1,A,K,d]
+        q = rotate(q, turns).view(B, s.kv_heads, -1, A, K, s.head_dim)
+        keys, values = (t[:, :, None] for t in self.keys_values(x, turns))  # [B,G,1,A,K,d]
         far, far_values = context
         seen = (q.flatten(2, 4) @ far.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [B,G,g,A,K,T]
         seen = seen.masked_fill(~visible[:, None, None, :, None], float("-inf"))
@@ -108,9 +111,9 @@ class BlockLayer(nn.Module):
         self.mlp = BlockMlp(shape.width, shape.inner)
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(shape.width), RMSNorm(shape.width)
 
-    def forward(self, x: Tensor, positions: Tensor, context: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
+    def forward(self, x: Tensor, turns: Turns, context: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
         """As BlockAttention.forward."""
-        x = x + self.self_attn(self.input_layernorm(x), positions, context, visible)
+        x = x + self.self_attn(self.input_layernorm(x), turns, context, visible)
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
@@ -155,6 +158,7 @@ class BlockNetwork(nn.Module):
 
     def __init__(self, shape: Shape, num_layers: int) -> None:
         super().__init__()
+        self.shape = shape
         self.fc = TapLinear(shape.taps * shape.width, shape.width)
         self.hidden_norm, self.norm = RMSNorm(shape.width), RMSNorm(shape.width)
         self.layers = nn.ModuleList(BlockLayer(shape) for _ in range(num_layers))
@@ -162,25 +166,31 @@ class BlockNetwork(nn.Module):
     def context(self, features: Tensor, positions: Tensor) -> Pairs:
         """Features [B,T,taps*H] at positions [B,T] -> keys and values [B,G,T,d] of every layer."""
         fused = self.hidden_norm(self.fc(features))
-        return [cast(BlockLayer, layer).self_attn.keys_values(fused, positions) for layer in self.layers]
+        turns = turns_of(positions[:, None], self.shape, fused.dtype)
+        return [cast(BlockLayer, layer).self_attn.keys_values(fused, turns) for layer in self.layers]
 
     def forward(self, x: Tensor, positions: Tensor, context: Pairs, visible: Tensor) -> Tensor:
-        """Embedded blocks x [B,A,K,H] -> what the head reads [B,A,K,H]; the rest as BlockAttention.forward."""
+        """Embedded blocks x [B,A,K,H] at positions [B,A,K] -> what the head reads [B,A,K,H]; the rest as
+        BlockAttention.forward."""
+        turns = turns_of(positions[:, None], self.shape, x.dtype)
         for layer, pair in zip(self.layers, context, strict=True):
-            x = layer(x, positions, pair, visible)
+            x = layer(x, turns, pair, visible)
         out: Tensor = self.norm(x)
         return out
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding (Su et al., arXiv:2104.09864), halves paired as in Llama. x [...,d]; positions
-    broadcast to its leading dimensions."""
-    half = x.shape[-1] // 2
-    exact = torch.promote_types(x.dtype, torch.float32)
-    frequencies = theta ** (-torch.arange(half, device=x.device, dtype=exact) / half)
+def turns_of(positions: Tensor, shape: Shape, dtype: torch.dtype) -> Turns:
+    """Of positions [...]: cosines and sines [..., head_dim / 2] of the angles of rotary position embedding (Su et al.,
+    arXiv:2104.09864)."""
+    half, exact = shape.head_dim // 2, torch.promote_types(dtype, torch.float32)
+    frequencies = shape.rope_theta ** (-torch.arange(half, device=positions.device, dtype=exact) / half)
     angles = positions[..., None].to(exact) * frequencies
-    cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    a, b = x.split(half, -1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
+def rotate(x: Tensor, turns: Turns) -> Tensor:
+    """x [..., d] turned by what broadcasts to it, halves paired as in Llama."""
+    (cos, sin), (a, b) = turns, x.chunk(2, -1)
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 

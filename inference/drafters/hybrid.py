@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PretrainedConfig
 
+from ..acceptance import LOOKUP
 from ..batch import Batch
 from ..sampling import SamplingRows
 from ..tree import Tree
 from .base import Context, Draft, Drafter, Features, TrainOutput
 from .lookup import Indexes, Lookup, padded
 from .pool import Pool
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
 
 
 @dataclass
@@ -27,6 +30,8 @@ class HybridState:
 
 class HybridDrafter(Drafter):
     """The rule looks only at tokens already emitted, so it may differ by row and round and stays lossless."""
+
+    rule: Lookup
 
     def __init__(self, inner: Drafter, rule: Lookup, pool: Pool | None = None) -> None:
         super().__init__(inner.draft_ids)
@@ -55,6 +60,11 @@ class HybridDrafter(Drafter):
         self.inner.observe(state.inner, rows, features)
 
     @property
+    def chain(self) -> Drafter:
+        """The inner drafter."""
+        return self.inner
+
+    @property
     def train_taps(self) -> tuple[int, ...]:
         """The inner drafter's."""
         return self.inner.train_taps
@@ -70,7 +80,7 @@ class HybridDrafter(Drafter):
         """Lookup where it found something; the inner drafter runs only if some live row needs it."""
         found = state.indexes.lookup(ctx, k)
         if all(f or not live for f, live in zip(found, ctx.live, strict=True)):
-            return padded(found, ctx.last.device, "lookup")
+            return padded(found, ctx.last.device)
         inner = self.inner.draft(state.inner, ctx, k, sampling, generator)
         return inner if not any(found) else _merge(inner, found, self.inner.kind)
 
@@ -87,7 +97,7 @@ class HybridDrafter(Drafter):
         return self.inner.choose_anchors(batch)
 
     @property
-    def model_config(self) -> PretrainedConfig | dict[str, Any] | None:
+    def model_config(self) -> "PretrainedConfig | dict[str, Any] | None":
         """The inner drafter's."""
         return self.inner.model_config
 
@@ -104,24 +114,22 @@ def _merge(inner: Draft, found: list[list[int]], kind: str) -> Draft:
     """Rows with a lookup take it (one-hot q, a chain), however long it is; the others keep the inner draft. What the
     target has already worked out is for other tokens then, so verification starts anew.
     """
-    width, counts = max(inner.tokens.shape[1], *map(len, found)), inner.counts.clone()
-    more = width - inner.tokens.shape[1]
-    tokens = F.pad(inner.tokens, (0, more))  # a copy, as the next ones
-    probs = None if inner.probs is None else F.pad(inner.probs, (0, 0, 0, more))
-    parents = None if inner.tree is None else F.pad(inner.tree.parents, (0, more))
-    for row, ids in enumerate(found):
-        if not ids:
-            continue
-        tokens[row, : len(ids)] = torch.tensor(ids)
-        counts[row] = len(ids)
-        if probs is not None:
-            probs[row] = 0.0
-            probs[row, torch.arange(len(ids)), ids] = 1.0
-        if parents is not None:
-            parents[row] = 0
-            parents[row, : len(ids)] = torch.arange(len(ids))
-    sources = ["lookup" if f else kind for f in found]
+    looked = padded(found, inner.tokens.device)
+    width = max(inner.tokens.shape[1], looked.tokens.shape[1])
+    more, its_more = width - inner.tokens.shape[1], width - looked.tokens.shape[1]
+    taken = looked.counts > 0
+    tokens = torch.where(taken[:, None], F.pad(looked.tokens, (0, its_more)), F.pad(inner.tokens, (0, more)))
+    counts, probs = torch.where(taken, looked.counts, inner.counts), inner.probs
+    if probs is not None:
+        probs = F.pad(probs, (0, 0, 0, more))
+        there = torch.arange(width, device=tokens.device) < counts[:, None]
+        one_hot = torch.zeros_like(probs).scatter_(2, tokens[..., None], there[..., None].to(probs))
+        probs = torch.where(taken[:, None, None], one_hot, probs)
+    sources = [LOOKUP if f else kind for f in found]
     tree = inner.tree
-    if tree is not None and parents is not None:
-        tree = Tree(parents, max(tree.depth, *map(len, found)))
+    if tree is not None:
+        place = torch.arange(width, device=tokens.device)
+        chain = torch.where(place < counts[:, None], place, 0)
+        parents = torch.where(taken[:, None], chain, F.pad(tree.parents, (0, more)))
+        tree = Tree(parents, max(tree.depth, looked.tokens.shape[1]))
     return Draft(tokens, counts, probs, sources, inner.logits, tree=tree)

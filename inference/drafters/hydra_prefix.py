@@ -64,12 +64,12 @@ class HydraPrefix(nn.Module):
         new = state.take(ctx)
         if new is not None:
             taps, _, counts = new
-            mixed = self._mixed(taps)  # [1, M, H]
             if self.layer is None:
                 state.cache.advance(counts)
                 last = (torch.tensor(counts, device=taps.device).cumsum(0) - 1).clamp(min=0)
-                state.output = mixed[0, last]
+                state.output = self._mixed(taps[0, last])
             else:
+                mixed = self._mixed(taps)  # [1, M, H]
                 last, attended = state.read(self.layer.self_attn, self.layer.input_layernorm(mixed), counts)
                 state.output = self.layer.finish(mixed[0, last], attended[:, 0])
         assert state.output is not None, "a draft needs what the target said about the prompt"

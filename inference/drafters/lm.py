@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from conf.errors import UserError
 from conf.schema import LmConfig
@@ -17,17 +16,27 @@ from ..sampling import Sampling, SamplingRows
 from ..target import Target
 from .base import Chain, Context, Draft, Drafter, choose
 from .branching import Followed, Vocabulary, grow
-from .lora import add_lora, changes, plain_state
+from .lora import add_lora, plain_state, stock_state
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 CATCH_UP = 8  # rows with more unseen tokens than this are read apart from the batch
 
 
 @dataclass
 class LmState:
-    """The LM's own cache, and the ids whose keys and values it holds."""
+    """The LM's own cache: of each row the first `settled` tokens of its text, which were all there were when the last
+    draft began and stay, and after them the `drafted` ones that it read."""
 
     cache: SlotCache
-    cached: list[list[int]]
+    settled: list[int]
+    drafted: list[list[int]]
+
+    def kept(self, row: int, tokens: Sequence[int]) -> int:
+        """How many of a row's tokens, the pending one left out, the cache holds."""
+        settled = self.settled[row]
+        return min(settled + _common_prefix(self.drafted[row], tokens[settled:]), len(tokens) - 1)
 
 
 class LmDrafter(Drafter):
@@ -41,7 +50,7 @@ class LmDrafter(Drafter):
     num_steps = 1
     endless = True
 
-    def __init__(self, model: PreTrainedModel, draft_ids: Tensor | None, target_vocab: int, cfg: LmConfig) -> None:
+    def __init__(self, model: "PreTrainedModel", draft_ids: Tensor | None, target_vocab: int, cfg: LmConfig) -> None:
         super().__init__(draft_ids)
         self.lm = Target(model, None, "drafter", {})
         self.context = self.lm.context
@@ -50,17 +59,18 @@ class LmDrafter(Drafter):
 
     def start(self, batch: int) -> LmState:
         """An empty cache."""
-        return LmState(self.lm.new_cache(batch), [[] for _ in range(batch)])
+        return LmState(self.lm.new_cache(batch), [0] * batch, [[] for _ in range(batch)])
 
     def admit(self, state: LmState, rows: Sequence[int]) -> None:
         """Forget rows."""
         for row in rows:
-            state.cached[row], state.cache.lengths[row] = [], 0
+            state.settled[row], state.drafted[row], state.cache.lengths[row] = 0, [], 0
 
     def select(self, state: LmState, rows: Sequence[int]) -> None:
         """Keep rows."""
         state.cache.select(rows)
-        state.cached = [state.cached[r] for r in rows]
+        state.settled = [state.settled[r] for r in rows]
+        state.drafted = [list(state.drafted[r]) for r in rows]
 
     def draft(
         self, state: LmState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -106,68 +116,62 @@ class LmDrafter(Drafter):
         return logits if self.draft_ids is not None else logits[..., : self.target_vocab]
 
     @property
-    def model_config(self) -> PretrainedConfig | None:
+    def model_config(self) -> "PretrainedConfig | None":
         """Of the small model."""
-        return cast(PretrainedConfig, self.lm.model.config)
+        return cast("PretrainedConfig", self.lm.model.config)
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """The whole model under a stock model's names, adapters merged."""
-        added = changes(self.model)
-        return {name: t + added[name].to(t) if name in added else t for name, t in self._plain().items()}
+        return stock_state(self.model)
 
     def take_saved(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `parameters_to_save`."""
-        for name, tensor in self._plain().items():
+        for name, tensor in plain_state(self.model).items():
             tensor.copy_(tensors[name])
-
-    def _plain(self) -> dict[str, Tensor]:
-        """The model without its adapters; what is tied is there once, under its first name."""
-        first: dict[int, str] = {}
-        state = plain_state(self.model)
-        return {name: t for name, t in state.items() if first.setdefault(t.data_ptr(), name) == name}
 
     def _chain(self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor]) -> None:
         """k steps: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and they are read."""
+        read: list[Tensor] = []
         for number in range(k):
             token = step(self.logits(hidden))
             if number < k - 1:
-                hidden = self._feed(state, [[t] for t in token.tolist()])
+                read.append(token)
+                hidden = self._feed(state, token[:, None], [1] * len(token))[:, 0]
+        if read:
+            for drafted, tokens in zip(state.drafted, torch.stack(read, 1).tolist(), strict=True):
+                drafted.extend(tokens)
 
     def _catch_up(self, state: LmState, rows: Sequence[list[int]], live: Sequence[bool]) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
-        for row, tokens in enumerate(rows):
-            keep = min(_common_prefix(state.cached[row], tokens), len(tokens) - 1) if live[row] else 0
-            state.cached[row] = state.cached[row][:keep]
-            state.cache.lengths[row] = keep
+        state.cache.lengths = [state.kept(row, tokens) if live[row] else 0 for row, tokens in enumerate(rows)]
         behind = [len(tokens) - n for tokens, n in zip(rows, state.cache.lengths, strict=True)]
         far = [row for row, n in enumerate(behind) if live[row] and n > CATCH_UP]
         if far and len(rows) > 1:
             self._read_apart(state, far, [rows[row][:-1] for row in far])
-        unseen = [tokens[len(state.cached[row]) :] if live[row] else [0] for row, tokens in enumerate(rows)]
-        return self._feed(state, unseen)
+        starts = state.cache.lengths
+        unseen = [tokens[start:] if alive else [0] for tokens, start, alive in zip(rows, starts, live, strict=True)]
+        counts = [len(tokens) for tokens in unseen]
+        hidden = self._feed(state, right_padded(unseen).to(self.lm.device), counts)
+        state.settled = [len(tokens) if alive else 0 for tokens, alive in zip(rows, live, strict=True)]
+        state.drafted = [[] if alive else [0] for alive in live]
+        last = torch.tensor(counts, device=hidden.device) - 1
+        return hidden[torch.arange(len(rows), device=hidden.device), last]
 
     def _read_apart(self, state: LmState, rows: list[int], texts: list[list[int]]) -> None:
         """Read whole texts in forwards of their own, as in a prefill."""
         for group in similar_lengths([len(text) for text in texts]):
             chosen = [texts[i] for i in group]
-            tokens = self._padded(chosen)
+            tokens = self.readable(right_padded(chosen).to(self.lm.device))
             apart = self.lm.new_cache(len(group), tokens.shape[1])
             self.lm.forward(tokens, apart)
             apart.advance([len(text) for text in chosen])
             state.cache.adopt([rows[i] for i in group], apart)
-            for i in group:
-                state.cached[rows[i]] = list(texts[i])
 
-    def _feed(self, state: LmState, new: list[list[int]]) -> Tensor:
-        hidden = self.lm.forward(self._padded(new), state.cache).last
-        state.cache.advance([len(n) for n in new])
-        for cached, n in zip(state.cached, new, strict=True):
-            cached.extend(n)
-        last = torch.tensor([len(n) - 1 for n in new], device=hidden.device)
-        return hidden[torch.arange(len(new), device=hidden.device), last]
-
-    def _padded(self, rows: list[list[int]]) -> Tensor:
-        return self.readable(right_padded(rows).to(self.lm.device))
+    def _feed(self, state: LmState, tokens: Tensor, counts: Sequence[int]) -> Tensor:
+        """Read tokens [B,N], of which counts[b] are row b's: hidden states [B,N,H]."""
+        hidden = self.lm.forward(self.readable(tokens), state.cache).last
+        state.cache.advance(counts)
+        return hidden
 
     def readable(self, tokens: Tensor) -> Tensor:
         """Ids past the end of its own embedding, which only pad the target's, are read as its last one."""
@@ -191,14 +195,14 @@ class LmBranches:
         return self.drafter.logits(hidden)
 
 
-def trained(model: PreTrainedModel, embedding: bool) -> nn.Module:
+def trained(model: "PreTrainedModel", embedding: bool) -> nn.Module:
     """All of the model trains; the input embedding only when asked for or tied to the head."""
     table, module = model.get_input_embeddings(), cast(nn.Module, model).requires_grad_(True)
     table.requires_grad_(embedding or table.weight is model.get_output_embeddings().weight)
     return module
 
 
-def adapted(model: PreTrainedModel, rank: int) -> nn.Module:
+def adapted(model: "PreTrainedModel", rank: int) -> nn.Module:
     """LoRA on every linear but the head."""
     try:
         return add_lora(model, rank, "all-linear")
@@ -210,8 +214,6 @@ def adapted(model: PreTrainedModel, rank: int) -> nn.Module:
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Length of the common prefix; both agree except near the end, so it is looked for from there."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
-    if a[:n] == b[:n]:
-        return n
-    return next(i for i in range(n) if a[i] != b[i])
+    return next((i for i in range(n) if a[i] != b[i]), n)

@@ -9,6 +9,7 @@ import torch
 
 from conf.schema import DrafterConfig, LookupConfig, LookupKind
 
+from ..acceptance import LOOKUP
 from ..sampling import SamplingRows
 from .automaton import NONE, Match, SuffixAutomaton
 from .base import Context, Draft, Drafter
@@ -38,7 +39,7 @@ class Lookup:
     @property
     def name(self) -> str:
         """What stands in front of a trained drafter's kind."""
-        return "lookup" if self.kind is LookupKind.ngram else self.kind.value
+        return LOOKUP if self.kind is LookupKind.ngram else self.kind.value
 
     def text(self) -> NgramIndex | SuffixAutomaton:
         """A text to look into, empty."""
@@ -113,6 +114,7 @@ class LookupDrafter(Drafter):
 
     trainable = False
     num_steps = 0
+    rule: Lookup
 
     def __init__(self, rule: Lookup, pool: Pool | None = None) -> None:
         super().__init__()
@@ -134,12 +136,12 @@ class LookupDrafter(Drafter):
         self, state: Indexes, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
         """Deterministic drafts: q is one-hot."""
-        return padded(state.lookup(ctx, k), ctx.last.device, self.kind)
+        return padded(state.lookup(ctx, k), ctx.last.device)
 
 
-def padded(found: list[list[int]], device: torch.device, source: str) -> Draft:
+def padded(found: list[list[int]], device: torch.device) -> Draft:
     """Lists of different length -> a deterministic Draft."""
     width = max(len(f) for f in found)
     tokens = torch.tensor([f + [0] * (width - len(f)) for f in found], dtype=torch.int64).view(len(found), width)
     counts = torch.tensor([len(f) for f in found])
-    return Draft(tokens.to(device), counts.to(device), sources=[source if f else "" for f in found])
+    return Draft(tokens.to(device), counts.to(device), sources=[LOOKUP if f else "" for f in found])

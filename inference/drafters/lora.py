@@ -24,10 +24,18 @@ def add_lora(module: nn.Module, rank: int, names: Sequence[str] | str) -> nn.Mod
     return injected
 
 
+def stock_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state of the plain module that it comes to: `plain_state` with the adapters added."""
+    added = changes(module)
+    return {name: t + added[name].to(t) if name in added else t for name, t in plain_state(module).items()}
+
+
 def plain_state(module: nn.Module) -> dict[str, Tensor]:
-    """The state without adapters, under the names it has without them."""
+    """The state without adapters, under the names it has without them; what is tied is there once, under its first."""
+    first: dict[int, str] = {}
     state: dict[str, Tensor] = module.state_dict()
-    return {name.replace(".base_layer.", "."): t for name, t in state.items() if ".lora_" not in name}
+    plain = {name.replace(".base_layer.", "."): t for name, t in state.items() if ".lora_" not in name}
+    return {name: t for name, t in plain.items() if first.setdefault(t.data_ptr(), name) == name}
 
 
 def changes(module: nn.Module) -> dict[str, Tensor]:

@@ -37,10 +37,3 @@ class NgramIndex:
                 period = len(self.tokens) - end
                 return Match(n, [self.tokens[end + i % period] for i in range(k)])
         return NONE
-
-
-def lookup(tokens: Sequence[int], min_match: int, max_match: int, k: int) -> list[int]:
-    """One look-up in a text: up to k tokens, [] when no suffix of min_match..max_match tokens occurs earlier."""
-    index = NgramIndex(min_match, max_match)
-    index.extend(tokens)
-    return index.match(max_match, k).tokens

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from conf.errors import ConfigError, require
 from conf.schema import DrafterConfig, EarlyExitConfig, Init, JumpConfig, LmConfig
 
+from ..shortcuts import spaced
+
 USUAL_JUMP = 17 / 24  # u of L: what economize 0.3.2 reports as best for a target of 24 layers
 
 
@@ -58,7 +60,7 @@ def cut_layers(cfg: LmConfig, count: int, name: str) -> list[int]:
         case Init.first:
             return list(range(cfg.num_layers))
         case Init.even:
-            return [round(i * (count - 1) / max(1, cfg.num_layers - 1)) for i in range(cfg.num_layers)]
+            return spaced(range(count), cfg.num_layers)
         case _:
             return []
 

@@ -37,13 +37,23 @@ class TapLinear(nn.Linear):
 
     @property
     def served(self) -> Tensor:
-        """[O,I]: the matrix over raw taps."""
-        return self.weight.detach() / self.units
+        """[O,I]: the matrix over raw taps; of a float16 weight in float32, since float16 has no room for the units."""
+        exact = torch.promote_types(self.weight.dtype, torch.float32)
+        raw = self.weight.detach().to(exact) / self.units.to(exact)
+        return raw if self.weight.dtype == torch.float16 else raw.to(self.weight.dtype)
 
     @torch.no_grad()
     def take(self, served: Tensor) -> None:
-        """The inverse of `served`."""
-        self.weight.copy_(served.to(self.units) * self.units)
+        """The inverse of `served`. float16 has too few exponents for some units: if they alone would round what was
+        served, they are ones again."""
+        dtype = self.weight.dtype
+        exact = torch.promote_types(dtype, torch.float32)
+        served, units = served.to(self.weight.device, exact), self.units.to(exact)
+        scaled = (served * units).to(dtype)
+        if torch.equal(served.to(dtype).to(exact), served) and not torch.equal(scaled.to(exact) / units, served):
+            self.units.fill_(1)
+            scaled = served.to(dtype)
+        self.weight.copy_(scaled)
 
 
 @torch.no_grad()

@@ -11,7 +11,6 @@ from ..drafters import Drafter
 from ..drafters.block import BlockDrafter
 from ..drafters.eagle3 import Eagle3Drafter
 from ..drafters.early_exit import EarlyExitDrafter
-from ..drafters.hybrid import HybridDrafter
 from ..drafters.lm import LmDrafter
 from ..drafters.lookup import LookupDrafter
 from ..drafters.medusa import MedusaDrafter
@@ -37,13 +36,14 @@ def write(
 
     Raises NoLayout for a kind without one, UserError for a drafter that does not fit its kind's.
     """
+    drafter = drafter.chain
     match drafter:
-        case HybridDrafter():
-            return write(drafter.inner, target, num_spec_tokens, texts, speculators, verifier)
         case Eagle3Drafter() if speculators:
             return eagle3.write_speculators(drafter, num_spec_tokens, verifier)
         case Eagle3Drafter():
             return eagle3.write(drafter)
+        case _ if speculators:
+            raise UserError(f"layout=speculators is for EAGLE-3 alone, and this is a {drafter.kind} drafter; use auto")
         case BlockDrafter():
             return block.write(drafter, target)
         case MedusaDrafter():
@@ -61,7 +61,7 @@ def write(
 def name_of(config: dict[str, Any]) -> str | None:
     """The layout that config.json describes, ours or another's; None for one that is not known."""
     kind = config.get("speculators_model_type")
-    names = {*config.get("architectures", []), config.get("model_type"), kind}
+    names = {*(config.get("architectures") or []), config.get("model_type"), kind}
     if kind == "eagle3":
         return "eagle3_speculators"
     if "LlamaForCausalLMEagle3" in names:

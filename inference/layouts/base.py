@@ -41,6 +41,15 @@ def take(tensors: dict[str, Tensor], name: str, where: str) -> Tensor:
     return tensors.pop(name)
 
 
+def need(config: dict[str, Any], name: str, where: str, kind: type = object) -> Any:
+    """A setting that must be there, of type `kind`. Raises UserError."""
+    value = config.get(name)
+    if value is None or not isinstance(value, kind):
+        found = "missing" if value is None else f"{value!r}, not of type {kind.__name__}"
+        raise UserError(f"{where}: {name} is {found} in {CONFIG}")
+    return value
+
+
 def flag(config: dict[str, Any], name: str, where: str, default: bool | None = None) -> bool:
     """A flag that must be written out unless a default is agreed on. Raises UserError."""
     value = config.get(name, default)

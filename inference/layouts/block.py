@@ -11,9 +11,11 @@ from torch import Tensor
 from conf.errors import UserError
 
 from ..drafters.block import BlockDrafter
+from ..drafters.block_net import Shape
 from ..drafters.heads import EPSILON
 from ..target import Target
-from .base import Layout, Read, flag, take
+from .base import Layout, Read, flag, need, take
+from .rope import check_same, stated_rope
 from .vocab import ids_of, maps_of
 
 MARKOV = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
@@ -60,30 +62,51 @@ def _config(drafter: BlockDrafter, target: Target, rank: int) -> dict[str, Any]:
 
 def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, where: str) -> Read:
     """Raises UserError for another kind of block: other Markov heads, an anchor that drafts nothing, causal or
-    sliding layers."""
+    sliding layers, other heads, another RoPE or epsilon."""
     own = dict(tensors)
+    nested = {**config, **(config.get("dflash_config") or {})}
     if not flag(config, "sample_from_anchor", where, default=True):
         raise UserError(f"{where}: its anchor drafts nothing (DFlash); our blocks draft from the anchor on")
     if config.get("markov_head_type", "vanilla") != "vanilla":
         raise UserError(f"{where}: markov_head_type {config['markov_head_type']} is not the low-rank one")
     if any(kind != "full_attention" for kind in config.get("layer_types") or []):
         raise UserError(f"{where}: layer_types {config['layer_types']}: our blocks have full attention only")
+    if flag(nested, "causal", where, default=False):
+        raise UserError(f"{where}: its blocks are causal; in ours every slot sees the whole block")
+    _check_layer(config, Shape.like(target.model.config, 0), where)
     ids = ids_of(own, target.vocab_size, where)
     own.pop("lm_head.weight", None)
-    rank = int(config.get("markov_rank", 0))
+    rank = config.get("markov_rank") or 0
     if rank and not bool(take(dict(own), MARKOV[1], where).any()):
         rank = 0
         own = {name: t for name, t in own.items() if name not in MARKOV}
-    nested = {**config, **config.get("dflash_config", {})}
+    size = need(config, "block_size", where, int)
     fields = {
-        "kind": "block", "block_size": int(config["block_size"]), "num_spec_tokens": int(config["block_size"]),
-        "num_layers": int(config["num_hidden_layers"]), "inner_size": int(config["intermediate_size"]),
-        "taps": [int(i) + 1 for i in nested["target_layer_ids"]], "mask_token": nested.get("mask_token_id"),
-        "markov_rank": rank, "draft_vocab_size": 0 if ids is None else len(ids),
+        "kind": "block", "block_size": size, "num_spec_tokens": size,
+        "num_layers": need(config, "num_hidden_layers", where, int),
+        "inner_size": need(config, "intermediate_size", where, int),
+        "taps": [int(i) + 1 for i in need(nested, "target_layer_ids", where, list)],
+        "mask_token": need(nested, "mask_token_id", where, int), "markov_rank": rank,
+        "draft_vocab_size": 0 if ids is None else len(ids),
         "confidence_head": bool(config.get("enable_confidence_head")),
         "temperatures": list(config.get("confidence_temperatures") or []),
     }  # fmt: skip
     return Read(fields, own, ids)
+
+
+def _check_layer(config: dict[str, Any], shape: Shape, where: str) -> None:
+    """What tensors' shapes don't show, or not alone: heads, activation, epsilon, RoPE."""
+    own = {
+        "hidden_size": shape.width, "num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim, "rms_norm_eps": EPSILON, "hidden_act": "silu",
+    }  # fmt: skip
+    for name, value in own.items():
+        found = value if config.get(name) is None else config[name]
+        if found != value:
+            raise UserError(f"{where}: {name} is {found}; that of our blocks on this target is {value}")
+    wanted = {"rope_type": "default", "rope_theta": shape.rope_theta}
+    sizes = own | {"max_position_embeddings": config.get("max_position_embeddings")}
+    check_same(stated_rope(config), sizes, wanted, where)
 
 
 def _check_target(target: Target) -> None:

@@ -7,28 +7,27 @@ those of training. Tables of another model's vocabulary are cut or padded to the
 """
 
 import copy
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
-from torch import Tensor, nn
-from transformers import PreTrainedModel
+from torch import Tensor
 
 from conf.errors import UserError
 
 from ..drafters.cut import cut_from
 from ..drafters.early_exit import EarlyExitDrafter
 from ..drafters.lm import LmDrafter
+from ..drafters.lora import stock_state
 from ..target import Target
 from .base import GENERATION, Layout
 
-HEAD = "lm_head.weight"
-Adapted = TypeVar("Adapted", bound=nn.Module)
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 def write(drafter: LmDrafter, target: Target, num_spec_tokens: int) -> Layout:
     """A stock model folder whose generation settings are those of assisted generation with this drafter."""
-    return _layout(merged(drafter.lm.model), drafter.draft_ids, target, num_spec_tokens)
+    return _layout(drafter.lm.model, drafter.draft_ids, target, num_spec_tokens)
 
 
 def write_exit(drafter: EarlyExitDrafter, target: Target, num_spec_tokens: int) -> Layout:
@@ -45,17 +44,16 @@ def write_exit(drafter: EarlyExitDrafter, target: Target, num_spec_tokens: int) 
     return _layout(model, drafter.draft_ids, target, num_spec_tokens)
 
 
-def _layout(model: PreTrainedModel, ids: Tensor | None, target: Target, num_spec_tokens: int) -> Layout:
+def _layout(model: "PreTrainedModel", ids: Tensor | None, target: Target, num_spec_tokens: int) -> Layout:
     config = copy.deepcopy(model.config)
-    size, state = target.model.config.vocab_size, dict(model.state_dict())
-    table = cast(Tensor, model.get_input_embeddings().weight)
-    head = cast(Tensor, model.get_output_embeddings().weight)
-    tied = table.data_ptr() == head.data_ptr()
-    state = {name: t for name, t in state.items() if not (tied and name == HEAD)}
+    size, state = target.model.config.vocab_size, stock_state(model)
+    table, head = cast(Tensor, model.get_input_embeddings().weight), model.get_output_embeddings()
+    tied = table.data_ptr() == head.weight.data_ptr()
     names = {t.data_ptr(): name for name, t in state.items()}
     state[names[table.data_ptr()]] = resized(table, size)
-    if not tied:
-        state[names[head.data_ptr()]] = resized(head, size) if ids is None else filled(head, ids, size)
+    for rows in (None if tied else head.weight, getattr(head, "bias", None)):
+        if rows is not None:
+            state[names[rows.data_ptr()]] = resized(rows, size) if ids is None else filled(rows, ids, size)
     config.vocab_size, config.tie_word_embeddings = size, tied
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, name, getattr(target.model.config, name, None))
@@ -64,30 +62,15 @@ def _layout(model: PreTrainedModel, ids: Tensor | None, target: Target, num_spec
     return Layout("lm", state, described, {GENERATION: _generation(target, num_spec_tokens)}, tokenizer=True)
 
 
-def merged(module: Adapted) -> Adapted:
-    """A copy with its LoRA adapters added into the weights; itself when it has none."""
-    adapted = [name for name, child in module.named_modules() if isinstance(child, BaseTunerLayer)]
-    if not adapted:
-        return module
-    copied = copy.deepcopy(module)
-    for name in adapted:
-        layer = copied.get_submodule(name)
-        assert isinstance(layer, BaseTunerLayer)
-        layer.merge()
-        parent, _, last = name.rpartition(".")
-        setattr(copied.get_submodule(parent), last, layer.get_base_layer())
-    return copied
-
-
 def filled(rows: Tensor, ids: Tensor, size: int) -> Tensor:
-    """Head rows [D,H] of a trimmed vocabulary -> [size,H], absent ones the mean row."""
-    full = rows.mean(0, keepdim=True).repeat(size, 1)
+    """Head rows [D,H], or biases [D], of a trimmed vocabulary -> [size,H] or [size], absent ones the mean."""
+    full = rows.mean(0, keepdim=True).repeat(size, *[1] * (rows.dim() - 1))
     full[ids.to(rows.device)] = rows
     return full
 
 
 def resized(rows: Tensor, size: int) -> Tensor:
-    """The first `size` rows [size,H], missing ones the mean row."""
+    """The first `size` rows, missing ones the mean."""
     ids = torch.arange(min(size, len(rows)), device=rows.device)
     return rows if len(rows) == size else filled(rows[ids], ids, size)
 

@@ -1,13 +1,13 @@
-"""Rotary frequencies of a config.json: both spellings that transformers 4 and 5 know, which must say the same."""
+"""Rotary frequencies of a config.json, in both spellings that transformers 4 and 5 know."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from conf.errors import UserError
+
+from .base import need
 
 
 def check_rope(config: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
@@ -16,20 +16,47 @@ def check_rope(config: dict[str, Any], wanted: dict[str, Any], where: str) -> No
     missing = [name for name in ("rope_parameters", "rope_theta") if config.get(name) is None]
     if missing:
         raise UserError(f"{where}: {missing[0]} is missing; readers of the other spelling would take another RoPE")
-    old = {"rope_type": "default", **(config.get("rope_scaling") or {}), "rope_theta": config["rope_theta"]}
-    ours = frequencies(config, wanted)
-    for name, spelling in {"rope_parameters": config["rope_parameters"], "rope_theta and rope_scaling": old}.items():
-        if not torch.allclose(frequencies(config, spelling), ours, rtol=1e-5):
-            raise UserError(f"{where}: {name} gives other rotary frequencies than the drafter was trained with")
+    for name in ("rope_parameters", "rope_theta"):
+        other = {key: value for key, value in config.items() if key != "rope_parameters" or key == name}
+        check_same(stated_rope(other), config, wanted, f"{where}: {name}")
 
 
-def frequencies(config: dict[str, Any], rope: dict[str, Any]) -> Tensor:
-    """The inverse frequencies [head_dim / 2] of a layer of config's sizes."""
-    sizes = {name: config[name] for name in ("hidden_size", "num_attention_heads", "head_dim")}
-    sizes["max_position_embeddings"] = config.get("max_position_embeddings", 2048)
+def stated_rope(config: dict[str, Any]) -> dict[str, Any]:
+    """The RoPE of a config.json: `rope_parameters` (of its full layers, if each type has its own), else `rope_theta`
+    and `rope_scaling`; what neither says is transformers' default."""
+    default = {"rope_type": "default", "rope_theta": config.get("rope_theta") or 10000.0}
+    if given := config.get("rope_parameters"):
+        return default | dict(given.get("full_attention", given))
+    scaling = dict(config.get("rope_scaling") or {})
+    older = {"rope_type": scaling.pop("type")} if "type" in scaling else {}
+    return default | older | scaling
+
+
+def check_same(stated: dict[str, Any], sizes: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    """Raises UserError unless RoPE `stated` turns a layer of `sizes` (hidden_size, num_attention_heads, head_dim,
+    max_position_embeddings) as `wanted` does, all of each head."""
+    part = stated.get("partial_rotary_factor") or 1.0
+    if part != 1.0:
+        raise UserError(f"{where}: RoPE turns {part} of each head; a drafter's layer turns all of it")
+    theirs, ours = (frequencies(sizes, rope, where) for rope in (stated, wanted))
+    if theirs.shape != ours.shape or not torch.allclose(theirs, ours, rtol=1e-5, atol=0):
+        other = f"({_brief(stated)}) than the drafter's ({_brief(wanted)})"
+        raise UserError(f"{where}: RoPE gives other frequencies {other}")
+
+
+def frequencies(sizes: dict[str, Any], rope: dict[str, Any], where: str) -> Tensor:
+    """The inverse frequencies [head_dim / 2] of a layer of these sizes, and by what rotated states are multiplied."""
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    own = {name: need(sizes, name, where) for name in ("hidden_size", "num_attention_heads", "head_dim")}
+    own["max_position_embeddings"] = sizes.get("max_position_embeddings") or 2048
     try:
-        made = LlamaRotaryEmbedding(LlamaConfig(**sizes, rope_parameters=dict(rope)))
-    except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"RoPE {rope} can't be read: {error}") from error
-    out: Tensor = made.inv_freq
-    return out
+        made = LlamaRotaryEmbedding(LlamaConfig(**own, rope_parameters=dict(rope)))
+    except Exception as error:  # a value of the wrong type fails in many ways
+        raise UserError(f"{where}: RoPE {rope} can't be read: {error}") from error
+    return torch.cat([made.inv_freq, torch.tensor([float(made.attention_scaling)])])
+
+
+def _brief(rope: dict[str, Any]) -> str:
+    return f"{rope.get('rope_type')}, theta {rope.get('rope_theta')}"

@@ -45,7 +45,7 @@ def test_a_chain_comes_near_its_formula() -> None:
 def test_lookup_alone_is_replayed_exactly_and_costs_no_drafter() -> None:
     own = outlook(None, LOOKUP, draft=draft(100.0))
     rounds = own.rounds(4)
-    assert rounds == [replay(t.record, 4, lookup=LOOKUP, source="lookup") for t in (REPEATED, FRESH)]
+    assert rounds == [replay(t.record, 4, lookup=LOOKUP) for t in (REPEATED, FRESH)]
     known = [replace(t, matches=Matches(t.record, None, 8)) for t in (REPEATED, FRESH)]  # looked up once for all rules
     assert outlook(None, LOOKUP, texts=known).rounds(4) == rounds
     assert own.speedup(4) > 1 and own.figures()["alpha"] is None

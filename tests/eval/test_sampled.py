@@ -29,6 +29,7 @@ from inference.drafters.hybrid import HybridDrafter
 from inference.drafters.hydra import HydraDrafter
 from inference.drafters.lm import LmDrafter
 from inference.drafters.lookup import Lookup, LookupDrafter
+from inference.requests import Row
 from inference.sampling import Sampling, draw, process
 from inference.target import Target
 from inference.verify import Verdict, verify
@@ -159,13 +160,13 @@ def test_a_bias_of_the_commonest_token_shows_in_the_frequencies(
     target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One token in twenty is replaced by id 5: seen by all views together."""
-    true = _Loop._emit
+    true, generator = Row.emit, torch.Generator().manual_seed(1)
 
-    def emit(loop: _Loop, row: Any, tokens: list[int], hidden: Tensor) -> list[int]:
-        often = torch.rand(len(tokens), generator=loop.d.generator) < 0.05
-        return true(loop, row, [5 if now else token for token, now in zip(tokens, often, strict=True)], hidden)
+    def emit(row: Row, tokens: list[int], hidden: Tensor | None) -> list[int]:
+        often = torch.rand(len(tokens), generator=generator) < 0.05
+        return true(row, [5 if now else token for token, now in zip(tokens, often, strict=True)], hidden)
 
-    monkeypatch.setattr(_Loop, "_emit", emit)
+    monkeypatch.setattr(Row, "emit", emit)
     out = check(target, hydra)
     assert out.marginals.token_frequencies()["p_value"] < MIN_P_VALUE / 3 and out.p_value < MIN_P_VALUE
 

@@ -9,7 +9,7 @@ from drafting import make_drafter, make_target
 from inference.along import chances, drafted_chances, drafts, dynamic_reach, kept_path, ranks, rates, static_reach
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Draft, Drafter
-from inference.replay import Record, lookup_of, replay
+from inference.replay import Record, replay
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.tree import Dynamic
@@ -63,7 +63,7 @@ def test_trees_are_replayed_as_they_are_decoded(target: Target, record: Record, 
     live, _ = decoded(target, drafter)
     kept = drafted_chances(drafter, target, record, K, Sampling())
     assert kept is not None and live.tokens == record.tokens
-    found = replay(record, K, lookup=lookup_of(drafter), chances=kept)
+    found = replay(record, K, lookup=drafter.rule, chances=kept)
     assert [r.emitted for r in found] == [r.emitted for r in live.rounds]
     pairs = list(zip(found, live.rounds, strict=True))[:-1]  # the last may be accepted past the end
     assert [a.accepted for a, _ in pairs] == [b.accepted for _, b in pairs]

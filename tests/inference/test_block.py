@@ -88,10 +88,10 @@ def test_positions_that_were_left_out_are_noticed() -> None:
     drafter = drafter_of(target)
     state, tokens = drafter.start(2), torch.zeros(2, 3, dtype=torch.int64)
     read = target.read(tokens, torch.tensor([3, 3]), drafter.taps)
-    drafter.observe(state, [0, 1], Features(tokens, read.last, read.taps, [0, 0], [3, 2]))
+    drafter.observe(state, [0, 1], Features(tokens, read.taps, [0, 0], [3, 2]))
     assert state.cache.lengths == [3, 2]
     with pytest.raises(ValueError, match="rollback can only shorten"):
-        drafter.observe(state, [0, 1], Features(tokens, read.last, read.taps, [3, 3], [1, 1]))
+        drafter.observe(state, [0, 1], Features(tokens, read.taps, [3, 3], [1, 1]))
 
 
 def test_a_draft_ends_where_it_is_not_expected_to_survive() -> None:

@@ -83,7 +83,7 @@ class Rounds:
         before = torch.tensor([PROMPT[:-1]])
         read = TARGET.read(before, torch.tensor([len(PROMPT) - 1]), self.drafter.taps)
         state = self.drafter.start(1)
-        self.drafter.observe(state, [0], Features(before, read.last, read.taps, [0], [len(PROMPT) - 1]))
+        self.drafter.observe(state, [0], Features(before, read.taps, [0], [len(PROMPT) - 1]))
         self.drafter.select(state, [0] * n)
         columns = iter(numbers.T)
         drawn: list[Tensor] = []

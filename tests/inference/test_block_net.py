@@ -1,5 +1,7 @@
 """inference/drafters/block_net.py: Qwen3's layers in names and numbers, and what a block may see."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from drafting import shake
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 from transformers import Qwen3Config
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 
-from inference.drafters.block_net import BlockNetwork, MarkovHead, Shape, rotate
+from inference.drafters.block_net import BlockNetwork, MarkovHead, Shape, rotate, turns_of
 from tiny import KINDS, tiny_model
 
 SHAPE = Shape(width=32, inner=48, heads=4, kv_heads=2, head_dim=8, taps=3, rope_theta=5000.0)
@@ -87,7 +89,12 @@ def test_a_slot_sees_its_whole_block_and_only_what_stands_before_the_anchor() ->
 def test_rotation_makes_products_depend_on_the_distance_only() -> None:
     g = torch.Generator().manual_seed(1)
     q, k = torch.randn(2, 8, generator=g).double()
-    at = [float(rotate(q, torch.tensor(i), 100.0) @ rotate(k, torch.tensor(i + 3), 100.0)) for i in (0, 5, 4000)]
+    shape, dtype = replace(SHAPE, rope_theta=100.0), torch.float64
+
+    def at_place(x: Tensor, i: int) -> Tensor:
+        return rotate(x, turns_of(torch.tensor(i), shape, dtype))
+
+    at = [float(at_place(q, i) @ at_place(k, i + 3)) for i in (0, 5, 4000)]
     assert at == pytest.approx([at[0]] * 3) and at[0] != pytest.approx(float(q @ k))
 
 

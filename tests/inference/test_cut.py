@@ -7,18 +7,21 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_drafter, make_target, shake
+from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3MoeConfig, SmolLM3Config
 
-from conf.errors import ConfigError
+from conf.errors import ConfigError, UserError
 from conf.schema import Init, LmConfig
 from eval.loop_law import exact_law, law_of_loop
 from inference.artifact import layers_of, load_drafter, save_drafter
 from inference.decode import Decoder, Request
 from inference.drafters import Draft, Drafter, build
+from inference.drafters.cut import cut_from
 from inference.drafters.lm import LmDrafter
 from inference.drafters.ranges import cut_layers
 from inference.parity import check_parity
 from inference.sampling import Sampling
 from inference.target import Target
+from inference.traits import experts_of
 from tiny import tiny_model
 
 IDS = torch.tensor([i for i in range(128) if i % 3])
@@ -52,6 +55,47 @@ def test_a_folder_names_the_layers_it_was_cut_from(tmp_path: Path) -> None:
     cfg = LmConfig(layers=[0, 2], init=Init.search, dtype="float64")
     save_drafter(tmp_path / "d", build(cfg, target), cfg, target)
     assert layers_of(str(tmp_path / "d")) == [0, 2] and load_drafter(tmp_path / "d", target)[1] == cfg
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 8, "initializer_range": 0.3, "pad_token_id": 0,
+}  # fmt: skip
+EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def unlike(config: PretrainedConfig) -> Target:
+    """A target whose layers are not all alike, in float64."""
+    torch.manual_seed(3)
+    options = experts_of(torch.float64)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa", **options)
+    return Target(model, None, config.model_type, {"id": config.model_type})
+
+
+@pytest.mark.parametrize(
+    "config, lists",
+    [
+        (SmolLM3Config(**SIZES, eos_token_id=[2, 3, 4, 5]), {"no_rope_layers": [1, 0], "eos_token_id": [2, 3, 4, 5]}),
+        (Qwen3MoeConfig(**SIZES, **EXPERTS, mlp_only_layers=[0, 3]), {"mlp_only_layers": [1]}),
+    ],
+    ids=["smollm3", "qwen3_moe"],
+)
+def test_layers_stay_what_they_are_under_their_new_numbers(config: PretrainedConfig, lists: dict[str, Any]) -> None:
+    target, chosen, ids = unlike(config), [1, 3], torch.tensor([[5, 9, 11, 40, 3]])
+    model = cut_from(target, chosen, None)
+    assert {name: getattr(model.config, name) for name in lists} == lists
+    with torch.no_grad():
+        state, frame = target.stack.enter(ids), target.stack.begin(target.new_cache(1, 5), 5)
+        for index in chosen:
+            state = target.stack.call(target.layers[index], index, state, frame, None)
+        wanted = target.head(target.stack.norm(state))
+        torch.testing.assert_close(model(ids).logits, wanted, rtol=0, atol=1e-9)  # type: ignore[operator]
+
+
+def test_layers_that_make_no_model_of_their_own_are_refused() -> None:
+    target = unlike(Qwen3MoeConfig(**SIZES, **EXPERTS, decoder_sparse_step=2))  # layers 1 and 3 are the sparse ones
+    with pytest.raises(UserError, match=r"layers \[1, 2\] of target qwen3_moe .*make no model of their own"):
+        build(LmConfig(layers=[1, 2]), target)
 
 
 @pytest.mark.parametrize("tied", [True, False])

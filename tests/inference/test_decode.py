@@ -254,6 +254,23 @@ def test_many_answers_to_one_prompt_read_it_once(batch: int, monkeypatch: pytest
     assert {shape[0] for shape in prompts} == {1} and len(prompts) <= 7 - batch
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0), Sampling(repetition_penalty=1.3)])
+def test_a_round_is_read_by_the_host_once(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, reads = make_target(), list[torch.Size]()
+    loop = _Loop(Decoder(target, make_drafter("medusa", target), sampling=sampling, num_spec_tokens=3), 2)
+    loop.admit([0, 1], [Request([5, 9, 11], max_new_tokens=20), Request([3], max_new_tokens=20)])
+    true = torch.Tensor.tolist
+
+    def counted(self: torch.Tensor) -> Any:
+        reads.append(self.shape)
+        return true(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "tolist", counted)
+        loop.step()
+    assert reads == [(2, 3 + 3)]
+
+
 def test_impossible_requests_are_refused() -> None:
     for bad in (Request([]), Request([3], max_new_tokens=0)):
         with pytest.raises(UserError, match="at least one prompt token and max_new_tokens >= 1"):

@@ -232,7 +232,7 @@ def test_and_pass_when_whole() -> None:
 
 def test_a_mistaken_drafter_costs_acceptance_never_exactness(monkeypatch: pytest.MonkeyPatch) -> None:
     true = LmDrafter._feed
-    monkeypatch.setattr(LmDrafter, "_feed", lambda self, state, new: true(self, state, [[0] * len(n) for n in new]))
+    monkeypatch.setattr(LmDrafter, "_feed", lambda self, state, tokens, counts: true(self, state, 0 * tokens, counts))
     assert p_value(drafter_of("lm"), ALL) > 1e-4
 
 

@@ -16,9 +16,9 @@ from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Context, Draft, Drafter, build, needs_vocab
 from inference.drafters.cut import cut_from
-from inference.drafters.hybrid import HybridDrafter
-from inference.drafters.lm import CATCH_UP, LmDrafter
-from inference.drafters.ngram import lookup
+from inference.drafters.hybrid import HybridDrafter, _merge
+from inference.drafters.lm import CATCH_UP, LmDrafter, LmState
+from inference.drafters.ngram import NgramIndex
 from inference.parity import with_hidden
 from inference.sampling import Sampling, SamplingRows, process
 from inference.target import Target
@@ -65,14 +65,16 @@ def _slow_lookup(tokens: list[int], low: int, high: int, k: int) -> list[int]:
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=24), st.integers(1, 3), st.integers(0, 3), st.integers(1, 6))
 def test_lookup_continues_the_latest_longest_match(tokens: list[int], low: int, more: int, k: int) -> None:
-    assert lookup(tokens, low, low + more, k) == _slow_lookup(tokens, low, low + more, k)
+    index = NgramIndex(low, low + more)
+    index.extend(tokens)
+    assert index.match(low + more, k).tokens == _slow_lookup(tokens, low, low + more, k)
 
 
 def test_rows_without_a_match_draft_nothing() -> None:
     target = make_target()
     draft = _draft(make_drafter("ngram", target, min_match=2), _context(target), Sampling(1.0))
     assert draft.tokens.tolist() == [[11, 5, 9], [0, 0, 0], [0, 0, 0]] and draft.counts.tolist() == [3, 0, 0]
-    assert draft.probs is None and draft.sources == ["ngram", "", ""]
+    assert draft.probs is None and draft.sources == ["lookup", "", ""]
 
 
 # Heads
@@ -184,6 +186,24 @@ def test_the_lm_rolls_back_and_catches_up() -> None:
             texts[1] = [60, 61]
 
 
+def test_the_lm_reads_its_tokens_back_once_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, reads = make_target(), list[torch.Size]()
+    drafter, true = make_drafter("lm", target), Tensor.tolist
+    state, ctx = drafter.start(2), _context(target, [[5, 9, 11], [3]], [True, True])
+
+    def counted(self: Tensor) -> Any:
+        reads.append(self.shape)
+        return true(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Tensor, "tolist", counted)
+        drafted = _draft(drafter, ctx, Sampling(), state=state).tokens
+    assert drafted.shape == (2, 3) and reads == [(2, 2)]
+    assert isinstance(state, LmState) and state.drafted == drafted[:, :2].tolist()
+    kept = [state.kept(0, [5, 9, 11, *tokens]) for tokens in ([], [7], [*drafted[0].tolist(), 1])]
+    assert kept == [2, 3, 5] and drafted[0, 0] != 7
+
+
 def test_a_model_with_fewer_head_rows_than_the_target_is_a_trimmed_one(tiny_text_folder: Path) -> None:
     text = Text(make_tiny_tokenizer(), "padded")
     target = Target(tiny_model("llama", vocab_size=520), text, "padded", {})
@@ -231,6 +251,29 @@ def test_hybrid_looks_up_first_and_asks_the_heads_only_when_needed(
     assert found.probs is None and found.counts.tolist() == [length, 0, 0] and not asked
     ctx.room = 4
     assert _draft(drafter, ctx, Sampling(1.0)).counts.tolist() == [min(length, 4), 3, 3]
+
+
+@pytest.mark.parametrize("drawn", [False, True])
+@pytest.mark.parametrize("lengths", [[2, 0, 1], [0, 5, 3], [0, 0, 9]])
+def test_rows_that_were_looked_up_are_one_hot_beside_the_others(lengths: list[int], drawn: bool) -> None:
+    g, k, vocab = torch.Generator().manual_seed(2), 3, 12
+    found = [torch.randint(vocab, (n,), generator=g).tolist() for n in lengths]
+    probs = torch.rand(3, k, vocab, generator=g) if drawn else None
+    inner = Draft(torch.randint(vocab, (3, k), generator=g), torch.tensor([3, 2, 1]), probs)
+    mixed, width = _merge(inner, found, "hydra"), max(k, *lengths)
+    assert mixed.tokens.shape == (3, width) and mixed.resume is None
+    for row, ids in enumerate(found):
+        assert mixed.sources is not None and mixed.sources[row] == ("lookup" if ids else "hydra")
+        count = len(ids) or int(inner.counts[row])
+        assert int(mixed.counts[row]) == count
+        wanted = ids or inner.tokens[row, :count].tolist()
+        assert mixed.tokens[row, :count].tolist() == wanted
+        if probs is not None:
+            law = torch.zeros(width, vocab)
+            law[:k] = 0.0 if ids else probs[row]
+            law[range(len(ids)), ids] = 1.0
+            assert mixed.probs is not None and torch.equal(mixed.probs[row], law)
+    assert (mixed.probs is None) == (probs is None)
 
 
 @pytest.mark.parametrize("cfg", [c(draft_vocab_size=7) for c in KINDS])

@@ -53,14 +53,14 @@ class Watcher(Drafter):
         for i, row in enumerate(rows):
             n, known = features.counts[i], len(self.seen[row])
             assert n == 0 or features.starts[i] == known
-            tensors = (features.tokens, features.hidden, *features.taps)
+            tensors = (features.tokens, *features.taps)
             self.seen[row] += [tuple(t[i, j].clone() for t in tensors) for j in range(n)]
 
     def draft(self, *args: Any) -> Any:
         return self.inner.draft(*args)
 
     def all_texts(self) -> list[tuple[list[int], list[Tensor]]]:
-        """(ids, hidden states and taps [n, H]) of every request that was decoded."""
+        """(ids, taps [n, H]) of every request that was decoded."""
         for row in range(len(self.seen)):
             self._close(row)
         stacked = [[torch.stack(t) for t in zip(*text, strict=True)] for text in self.texts]
@@ -81,7 +81,7 @@ def mismatch(target: Target, batch: int, lookup: bool) -> float:
         whole = [text for text in emitted if text[: len(ids)] == ids[: len(text)]]
         assert len(whole) == 1 and len(ids) >= len(whole[0]) - 1  # all but the pending token
         read = target.read(torch.tensor([ids]), torch.tensor([len(ids)]), watcher.taps)
-        for mine, true in zip(tensors, (read.last, *read.taps), strict=True):
+        for mine, true in zip(tensors, read.taps, strict=True):
             worst = max(worst, float((mine - true[0]).abs().max()))
     return worst
 
@@ -101,7 +101,7 @@ def test_a_prompt_that_is_read_once_for_many_rows_is_shown_to_each() -> None:
     for ids, tensors in texts:
         read = target.read(torch.tensor([ids]), torch.tensor([len(ids)]), (1,))
         assert ids[: len(PROMPTS[3])] == PROMPTS[3]
-        for mine, true in zip(tensors, (read.last, *read.taps), strict=True):
+        for mine, true in zip(tensors, read.taps, strict=True):
             torch.testing.assert_close(mine, true[0], rtol=0, atol=1e-9)
 
 

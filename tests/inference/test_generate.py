@@ -11,7 +11,7 @@ import pytest
 import inference.__main__ as verb
 from conf.cli import guarded
 from conf.errors import UserError
-from conf.schema import GenerateConfig, HydraConfig, NgramConfig, TargetConfig
+from conf.schema import GenerateConfig, HydraConfig, NgramConfig, SuffixConfig, TargetConfig
 from inference.acceptance import Round
 from inference.artifact import save_drafter
 from inference.decode import Decoder, Request
@@ -165,6 +165,16 @@ def test_a_draft_is_no_longer_than_the_heads_of_the_saved_drafter(tiny_text_fold
     cfg.drafter = HydraConfig(num_heads=5, num_spec_tokens=5)
     drafter, k = verb.find_drafter(cfg, target)
     assert (drafter.kind, k) == ("lookup+hydra", 2)
+
+
+def test_a_suffix_lookup_needs_a_folder_for_its_pool_alone(tiny_text_folder: Path, tmp_path: Path) -> None:
+    target, cfg = load_target(TargetConfig(str(tiny_text_folder))), _config(tiny_text_folder, tmp_path)
+    cfg.drafter = SuffixConfig(pool_match=None)
+    drafter, k = verb.find_drafter(cfg, target)
+    assert (drafter.kind, drafter.pool, k) == ("suffix", None, 8)
+    cfg.drafter = SuffixConfig()
+    with pytest.raises(UserError, match="there is no drafter in"):
+        verb.find_drafter(cfg, target)
 
 
 def test_a_drafter_that_was_not_trained_is_named(tiny_text_folder: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafting import make_drafter, make_target
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PhiConfig
 
 from conf.errors import UserError
 from inference import layouts
@@ -133,10 +133,48 @@ def test_an_exported_lm_is_a_stock_model_of_the_targets_vocabulary(ids: Any, lor
     assert torch.equal(theirs.argmax(-1), best if ids is None else ids[best])
 
 
+def biased_target() -> Target:
+    """Its head has a bias, as Phi's."""
+    torch.manual_seed(5)
+    config = PhiConfig(
+        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        initializer_range=0.3, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float64, attn_implementation="sdpa")
+    torch.nn.init.normal_(model.lm_head.bias)
+    return Target(model, None, "phi", {"id": "phi"})
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("ids", [IDS, None], ids=["trimmed", "full"])
+def test_a_heads_bias_keeps_to_its_rows(ids: Any, lora: int, tmp_path: Path) -> None:
+    target, size = biased_target(), 0 if ids is None else len(ids)
+    drafter = make_drafter("lm", target, ids=ids, draft_vocab_size=size, layers=[0], lora_rank=lora, noise=0.3)
+    model, text = saved_lm(drafter, target, tmp_path / "d"), torch.tensor([PROMPT])
+    with torch.no_grad():
+        theirs, ours = model(text).logits[0], drafter.logits(drafter.lm.base(text).last_hidden_state)[0]  # type: ignore[operator]
+    torch.testing.assert_close(theirs if ids is None else theirs[:, ids], ours, atol=1e-9, rtol=1e-9)
+    assert ids is None or torch.allclose(theirs[:, 0], ours.mean(-1))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox"])
+def test_tied_tables_are_written_once_whatever_they_are_called(kind: str, tmp_path: Path) -> None:
+    target = make_target(kind, tie_word_embeddings=True)
+    drafter = make_drafter("lm", target, layers=[0], noise=0.3)
+    tensors = layouts.write(drafter, target, 5).tensors
+    assert len({t.data_ptr() for t in tensors.values()}) == len(tensors)
+    assert [tuple(t.shape) for t in tensors.values()].count((128, 32)) == 1
+    model, text = saved_lm(drafter, target, tmp_path / "d"), torch.tensor([PROMPT])
+    with torch.no_grad():
+        ours = drafter.logits(drafter.lm.base(text).last_hidden_state)  # type: ignore[operator]
+        torch.testing.assert_close(model(text).logits, ours, atol=1e-9, rtol=1e-9)
+
+
 def test_absent_rows_are_the_mean_and_never_win() -> None:
     rows = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
     full = filled(rows, torch.tensor([0, 2, 3, 7, 8]), 10)
     assert torch.equal(full[[0, 2, 3, 7, 8]], rows) and torch.equal(full[9], rows.mean(0))
+    assert torch.equal(filled(rows[:, 0], torch.tensor([0, 2, 3, 7, 8]), 10), full[:, 0])
     assert resized(rows, 3).shape == (3, 4) and torch.equal(resized(rows, 7)[6], rows.mean(0))
 
 
@@ -199,6 +237,16 @@ def _set(**values: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     return lambda config, _: config.update(values)
 
 
+def _rope(parameters: dict[str, Any] | None, **values: Any) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    """`rope_parameters` changed, or left out for the older spelling."""
+
+    def damage(config: dict[str, Any], _: dict[str, Any]) -> None:
+        config["rope_parameters"] = None if parameters is None else config["rope_parameters"] | parameters
+        config.update(values)
+
+    return damage
+
+
 def _absolute(config: dict[str, Any], tensors: dict[str, Any]) -> None:
     tensors["d2t"] += torch.arange(len(tensors["d2t"]))
 
@@ -217,6 +265,21 @@ DAMAGE = {
     "an idle anchor": ("block", _set(sample_from_anchor=False), "anchor drafts nothing"),
     "another Markov head": ("block", _set(markov_head_type="rnn"), "markov_head_type rnn"),
     "a sliding layer": ("block", _set(layer_types=["sliding_attention"]), "full attention only"),
+    "another theta": ("block", _rope(None, rope_theta=5e5), "RoPE gives other frequencies"),
+    "another theta in the newer spelling": ("block", _rope({"rope_theta": 5e5}), "RoPE gives other frequencies"),
+    "a scaled RoPE": ("block", _rope(None, rope_scaling={"type": "linear", "factor": 4.0}), "default, theta 10000.0"),
+    "YaRN": ("block", _rope({"rope_type": "yarn", "factor": 4.0}), "RoPE gives other frequencies"),
+    "a partial RoPE": ("block", _rope({"partial_rotary_factor": 0.5}), "turns 0.5 of each head"),
+    "an unknown RoPE": ("block", _rope({"rope_type": "spiral"}), "can't be read"),
+    "another epsilon": ("block", _set(rms_norm_eps=1e-5), "rms_norm_eps is 1e-05"),
+    "other groups": ("block", _set(num_attention_heads=2, head_dim=16), "num_attention_heads is 2"),
+    "another activation": ("block", _set(hidden_act="gelu"), "hidden_act is gelu"),
+    "causal blocks": ("block", lambda config, _: config["dflash_config"].update(causal=True), "blocks are causal"),
+    "no size": ("block", _set(block_size=None), "block_size is missing"),
+    "a size in words": ("block", _set(block_size="seven"), "block_size is 'seven', not of type int"),
+    "no taps": ("block", lambda config, _: [config.pop("target_layer_ids"), config.pop("dflash_config")], "target_lay"),
+    "nothing known": ("block", lambda config, _: config.clear(), "no architecture at all"),
+    "null architectures": ("block", _set(architectures=None, model_type="x"), "no architecture at all"),
     "a block lost": ("medusa", _drop("blocks.1.layers.0.weight"), "missing"),
     "another architecture": ("medusa", _set(architectures=["MLPSpeculator"], model_type="mlp"), "no drafter layout"),
 }  # fmt: skip
@@ -234,6 +297,25 @@ def test_what_would_run_differently_is_refused(what: str, tmp_path: Path) -> Non
     (tmp_path / "d/config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match=line):
         load_drafter(tmp_path / "d", target)
+
+
+def test_a_block_that_says_little_has_transformers_defaults(tmp_path: Path) -> None:
+    target = seven()
+    drafter = written("block", target, tmp_path / "d", IDS)
+    config = json.loads((tmp_path / "d/config.json").read_text())
+    for name in ("rope_parameters", "rope_theta", "rope_scaling", "rms_norm_eps", "hidden_act", "head_dim"):
+        del config[name]
+    (tmp_path / "d/config.json").write_text(json.dumps(config))
+    found, _, _ = load_drafter(tmp_path / "d", target)
+    for ours, theirs in zip(drafts(drafter, target), drafts(found, target), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_speculators_layout_is_eagle3s_alone() -> None:
+    target = make_target()
+    for kind in ("medusa", "block", "lm", "ngram"):
+        with pytest.raises(UserError, match=f"for EAGLE-3 alone, and this is a {kind} drafter"):
+            layouts.write(make_drafter(kind, target), target, 3, speculators=True)
 
 
 def test_pickles_and_foreign_heads_are_refused(tmp_path: Path) -> None:

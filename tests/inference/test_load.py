@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    AutoModelForCausalLM,
     Gemma3Config,
     Lfm2Config,
     LlamaConfig,
@@ -22,7 +23,6 @@ from transformers import (
 )
 
 import inference.load as load
-import inference.stock as stock
 from conf.errors import ConfigError, UserError
 from conf.schema import (
     BlockConfig,
@@ -49,7 +49,7 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise AssertionError("weights were loaded")
 
-    monkeypatch.setattr(stock.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
 
 
 REFUSED: list[tuple[PretrainedConfig, str]] = [

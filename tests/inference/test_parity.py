@@ -118,7 +118,7 @@ def _trained_one_position_late(patch: pytest.MonkeyPatch) -> None:
 
 def _fed_other_tokens(patch: pytest.MonkeyPatch) -> None:
     true = LmDrafter._feed
-    patch.setattr(LmDrafter, "_feed", lambda self, state, new: true(self, state, [[t // 2 for t in n] for n in new]))
+    patch.setattr(LmDrafter, "_feed", lambda self, state, tokens, counts: true(self, state, tokens // 2, counts))
 
 
 def _memory_forgotten_in_the_loop(patch: pytest.MonkeyPatch) -> None:

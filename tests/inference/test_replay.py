@@ -4,6 +4,8 @@ it."""
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +24,11 @@ from inference.replay import (
     Overlap,
     Record,
     chain_chances,
-    longest_draft,
-    lookup_of,
     overlap,
     record_batch,
     replay,
 )
-from inference.sampling import Sampling
+from inference.sampling import Sampling, process
 from inference.target import Target
 
 SUFFIX = Lookup(2, 8, kind=LookupKind.suffix, pool_match=1)
@@ -72,13 +72,10 @@ def as_record(result: Result) -> Record:
 def replayed(drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling) -> list[Round]:
     """The drafter's rounds on the record."""
     if isinstance(drafter, LookupDrafter):
-        return replay(record, k, lookup=drafter.rule, pool=drafter.pool, source=drafter.kind)
+        return replay(record, k, lookup=drafter.rule, pool=drafter.pool)
     chances = chain_chances(drafter, target, record, k, sampling)
-    source = drafter.inner.kind if isinstance(drafter, HybridDrafter) else drafter.kind
-    generator = torch.Generator().manual_seed(5)
-    return replay(
-        record, k, lookup=lookup_of(drafter), pool=drafter.pool, chances=chances, source=source, generator=generator
-    )
+    rule, source, generator = drafter.rule, drafter.chain.kind, torch.Generator().manual_seed(5)
+    return replay(record, k, lookup=rule, pool=drafter.pool, chances=chances, source=source, generator=generator)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -136,7 +133,7 @@ def test_sampled_replay_has_the_law_of_live_rounds(
     for result in source.run(requests):
         record = as_record(result)
         chances = chain_chances(drafter, target, record, 3, sampling, rule=rule) if len(record.tokens) > 1 else None
-        rounds = replay(record, 3, lookup=lookup_of(drafter), pool=drafter.pool, chances=chances, generator=generator)
+        rounds = replay(record, 3, lookup=drafter.rule, pool=drafter.pool, chances=chances, generator=generator)
         ours[tuple(r.kept for r in rounds[:2])] += 1
     cells = [key for key in sorted(live | ours) if live[key] + ours[key] >= 10]
     assert len(cells) > 4
@@ -184,6 +181,35 @@ def test_hidden_states_that_were_not_kept_are_read_again(
         )
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["hydra", "trimmed", "lm", "hybrid-lm", "exit"])
+def test_q_is_that_of_each_recorded_token_and_no_step_is_worked_out_twice(
+    target: Target, make_hydra: Callable[..., HydraDrafter], kind: str, temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    drafter, sampling, k, shapes = kinds(target, make_hydra)[kind], Sampling(temperature), 3, list[torch.Size]()
+    ids, hits = drafter.draft_ids, 0.0
+    known = list(range(target.vocab_size)) if ids is None else ids.tolist()
+
+    def counted(logits: torch.Tensor, *args: Any) -> torch.Tensor:
+        shapes.append(logits.shape)
+        return process(logits, *args)
+
+    monkeypatch.setattr("inference.replay.process", counted)
+    for record in map(as_record, plain(target, sampling, 12)):
+        found = overlap(drafter, target, record, k, sampling)
+        with torch.no_grad():
+            logits = drafter.train_logits(record_batch(target, record, drafter.train_taps))[0]
+        for a, j in product(range(len(record.tokens) - 1), range(k)):
+            assert bool(found.valid[a, j]) == (a + 1 + j < len(record.tokens))
+            if found.valid[a, j]:
+                q = process(logits[a + j, 0] if drafter.endless else logits[a, j], sampling)
+                token = record.tokens[a + 1 + j]
+                assert float(found.q[a, j]) == pytest.approx(float(q[known.index(token)]) if token in known else 0.0)
+                hits += float(found.q[a, j])
+    assert hits > 0 and all(shape[1] == (1 if drafter.endless else k) for shape in shapes if len(shape) == 3)
+
+
 def test_a_round_never_drafts_more_than_the_limit_leaves() -> None:
     record = Record([1, 2, 1, 2, 1, 2], [1, 2, 1, 2, 1], torch.zeros(5, 4), 5)
     rounds = replay(record, 3, lookup=Lookup(1, 2))
@@ -194,6 +220,6 @@ def test_a_round_never_drafts_more_than_the_limit_leaves() -> None:
 
 def test_heads_refuse_more_steps_than_they_have(target: Target, hydra: HydraDrafter) -> None:
     record = as_record(plain(target, Sampling(), 8)[0])
-    assert longest_draft(hydra, 2) == 3
+    assert hydra.longest(2) == 3
     with pytest.raises(ValueError, match="4 draft tokens from a drafter of 3 steps"):
         chain_chances(hydra, target, record, 4, Sampling())

@@ -113,3 +113,19 @@ def test_the_first_position_does_not_count() -> None:
     scales = channel_scales(target, (1, 2))
     target.read = with_a_sink  # type: ignore[method-assign]
     assert torch.equal(channel_scales(target, (1, 2)), scales)
+
+
+def test_a_float16_drafter_is_served_in_float32_and_comes_back_as_it_was() -> None:
+    layer = TapLinear(4, 3)
+    layer.measure(torch.tensor([2.0**-14, 1.0, 3.0, 2.0**13]))
+    layer.to(torch.float16)
+    nn.init.uniform_(layer.weight, -1e-3, 1e-3)
+    kept = layer.weight.detach().clone()
+    served = layer.served
+    assert served.dtype == torch.float32 and torch.equal(served.double(), kept.double() / layer.units.double())
+    layer.take(served)
+    assert torch.equal(layer.weight, kept) and layer.units.unique().numel() == 4
+    foreign = torch.full((3, 4), 60000.0, dtype=torch.float16)  # times a unit it is beyond float16
+    layer.take(foreign)
+    assert torch.equal(layer.served.half(), foreign) and bool((layer.units == 1).all())
+    assert TapLinear(4, 3).to(torch.bfloat16).served.dtype == torch.bfloat16

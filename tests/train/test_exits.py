@@ -43,7 +43,7 @@ def test_a_rounds_cost_is_put_together() -> None:
 
 def test_at_most_so_many_exits_are_tried() -> None:
     assert spaced(range(1, 6), 16) == [1, 2, 3, 4, 5]
-    assert spaced(range(1, 80), 4) == [1, 27, 53, 79]
+    assert spaced(range(1, 80), 4) == [1, 27, 53, 79] and spaced(range(1, 80), 1) == [1]
 
 
 def test_leading_runs_are_the_tokens_accepted() -> None:

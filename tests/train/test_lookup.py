@@ -14,7 +14,6 @@ from inference.costs import Costs
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter, Lookup, Pool, build
 from inference.drafters.pool import END
-from inference.replay import lookup_of
 from inference.target import Target
 from inference.tuning import rules_like
 from train.lookup import costs_of, make_pool, tuned
@@ -70,7 +69,7 @@ def test_the_rule_is_the_best_live(tiny_target: Target, answers: list[Result], c
     assert figures is not None
     assert (better.min_match, better.max_match) == (figures["min_match"], figures["max_match"]) != (4, 6)
     assert replace(better, min_match=4, max_match=6, lookup_tokens=cfg.lookup_tokens, lookup_per_match=None) == cfg
-    rule = lookup_of(drafter)
+    rule = drafter.rule
     assert rule is not None
     reached = [live(tiny_target, with_rule(cfg, r), answers) for r in rules_like(rule, 3)[::25]]
     best = live(tiny_target, better, answers)

@@ -256,7 +256,7 @@ def test_a_suffix_lookup_leaves_with_its_pool(
     row = next(row for row in Store.open(run_dir / "store").rows() if len(row.response_ids) > 8)
     asked = Request(row.prompt_ids[:-4] + row.response_ids[:2], max_new_tokens=6)
     drafted = next(Decoder(target, drafter, num_spec_tokens=4).run([asked])).rounds
-    assert any(r.drafted for r in drafted) and {r.source for r in drafted} <= {"suffix", ""}
+    assert any(r.drafted for r in drafted) and {r.source for r in drafted} <= {"lookup", ""}
     responses = [r.response_ids for r in Store.open(run_dir / "store").rows()]
     assert drafter.pool is not None and found.pool_match == 2
     assert about["training"] == {"pool": {"rows": 24, "tokens": sum(map(len, responses))}}
