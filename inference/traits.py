@@ -15,6 +15,7 @@ UNFIT = {
     "gpt_neo": "its local layers go by slots, not by positions",
     "moshi": "it ignores its sliding window",
 }
+CHAINS_ONLY = {"mpt": "its attention's bias goes by slots, not by positions"}  # siblings lie in slots of their own
 
 
 def layer_windows(config: Any, name: str) -> dict[str, int | None]:

@@ -22,7 +22,7 @@ from conf.schema import (
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
-from ..traits import attention_of
+from ..traits import CHAINS_ONLY, attention_of
 from ..tree import Dynamic, Shape, Static
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
@@ -74,11 +74,14 @@ def build(
 
 
 def shape_of(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Shape | None:
-    """Of its drafts; None: chains, also while a static shape is still to be chosen. Raises ConfigError for a node with
-    more children than there are ids to draft.
+    """Of its drafts; None: chains, also while a static shape is still to be chosen. Raises ConfigError for a target
+    that can't read trees, and for a node with more children than there are ids to draft.
     """
     if not isinstance(cfg, TreeConfig) or cfg.tree in (None, "chain"):
         return None
+    reason = CHAINS_ONLY.get(str(target.model.config.model_type))
+    if reason is not None:
+        raise ConfigError(f"drafter.tree = {cfg.tree}: target {target.name} can't read trees ({reason}); use chain")
     if cfg.tree == "dynamic":
         return Dynamic(cfg.tree_nodes, cfg.tree_top_k, cfg.tree_depth)
     most = max(map(cfg.tree_parents.count, cfg.tree_parents), default=0)

@@ -48,7 +48,7 @@ def test_one_forward_of_the_drafter_serves_both_rules(monkeypatch: pytest.Monkey
     contest, record = Contest(target, drafter, None, 3, {}), record_of(result)
     both = contest.replays(record, sampling, 0)
     assert read == [drafter] and not torch.equal(both[f"{SWEEP}3"], both[TOKEN_RULE])
-    for rule, who in ((Rule.block, f"{SWEEP}3"), (Rule.token, TOKEN_RULE)):
+    for rule, who in ((Rule.auto, f"{SWEEP}3"), (Rule.token, TOKEN_RULE)):
         assert torch.equal(both[who], chain_chances(drafter, target, record, 3, sampling, rule=rule))
     assert TOKEN_RULE not in replace(contest, rule=Rule.token).replays(record, sampling, 0)
     short = contest.replays(replace(record, tokens=record.tokens[:1]), sampling, 0)

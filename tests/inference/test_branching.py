@@ -286,3 +286,11 @@ def test_impossible_trees_are_refused() -> None:
 
 def test_a_static_shape_that_is_not_chosen_yet_is_a_chain() -> None:
     assert make_drafter("medusa", make_target(), tree="static").tree_shape is None
+
+
+def test_a_target_whose_attention_goes_by_slots_drafts_chains_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target()
+    monkeypatch.setattr(target.model.config, "model_type", "mpt")
+    with pytest.raises(ConfigError, match="can't read trees"):
+        make_drafter("lm", target, tree="dynamic")
+    assert make_drafter("lm", target).tree_shape is None
