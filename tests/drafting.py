@@ -17,7 +17,10 @@ from conf.schema import (
     NgramConfig,
     SuffixConfig,
 )
-from inference.drafters import Drafter, Pool, build
+from eval.enumeration import Patch
+from eval.mutations import MUTATIONS
+from inference.decode import _Loop
+from inference.drafters import Draft, Drafter, Pool, build
 from inference.drafters.jump import JumpDrafter
 from inference.target import Target
 from tiny import tiny_model
@@ -109,3 +112,20 @@ def shake(module: nn.Module, noise: float) -> None:
         for parameter in (p for p in module.parameters() if p.requires_grad):
             scale = noise * float(parameter.std()) if parameter.numel() > 1 and float(parameter.std()) > 0 else noise
             parameter.add_(scale * torch.randn(parameter.shape, generator=g, dtype=parameter.dtype))
+
+
+# What is planted in the loop to see it caught, by name.
+FAULTS = {fault.name: fault.plant for fault in MUTATIONS}
+
+
+def another_q(patch: Patch) -> None:
+    """q is told before it was sharpened: it is not what was drawn from."""
+    true = _Loop._draft
+
+    def draft(*args: Any) -> Draft:
+        out = true(*args)
+        if out.probs is not None:
+            out.probs = out.probs.sqrt() / out.probs.sqrt().sum(-1, keepdim=True)
+        return out
+
+    patch.setattr(_Loop, "_draft", draft)

@@ -36,7 +36,7 @@ class LayerConfig:
 def layer_config(target: Target, inner_size: int) -> LayerConfig:
     """The layer's sizes, RoPE and context, the target's where it has such; a partial rotation becomes a whole one.
 
-    inner_size: width of the MLP; 0: the target's.
+    inner_size: width of the MLP; 0: the target's, or four times its hidden size where the configuration names none.
     """
     config = target.model.config
     heads = config.num_attention_heads
@@ -44,7 +44,7 @@ def layer_config(target: Target, inner_size: int) -> LayerConfig:
     rope = rope.get("full_attention", rope)  # Gemma 3 has one a layer type
     return LayerConfig(
         hidden_size=target.hidden_size,
-        intermediate_size=inner_size or config.intermediate_size,
+        intermediate_size=inner_size or getattr(config, "intermediate_size", None) or 4 * target.hidden_size,
         num_attention_heads=heads,
         num_key_value_heads=getattr(config, "num_key_value_heads", None) or heads,
         head_dim=getattr(config, "head_dim", None) or target.hidden_size // heads,

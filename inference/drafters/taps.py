@@ -61,8 +61,9 @@ def channel_scales(target: Target, taps: Sequence[int]) -> Tensor:
     """[taps, H] float64: root mean square of each channel over tokens spread over the vocabulary. The first position
     is left out: a few channels are often a hundred times larger there than anywhere after it.
     """
-    ids = torch.linspace(0, target.vocab_size - 1, PROBE, device=target.device).long()[None]
-    read = target.read(ids, torch.tensor([PROBE]), taps)
+    length = min(PROBE, target.context or PROBE)
+    ids = torch.linspace(0, target.vocab_size - 1, length, device=target.device).long()[None]
+    read = target.read(ids, torch.tensor([length]), taps)
     return torch.stack([tap[0, 1:].double().square().mean(0).sqrt().clamp(min=1e-6) for tap in read.taps])
 
 

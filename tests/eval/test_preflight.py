@@ -21,8 +21,8 @@ from inference import layouts
 from inference.artifact import CONFIG
 from inference.drafters import Drafter
 from inference.target import Target
+from tiny import IDS
 
-IDS = torch.tensor([i for i in range(128) if i % 3])
 PROMPTS = [[5, 9, 11, 5, 9, 11], [40, 3, 40, 3], [7, 8], [90, 91, 92]]
 ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}  # fmt: skip

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from drafting import FAULTS
 from torch import Tensor
 
 import inference.decode
 from conf.schema import LmConfig, Rule
-from eval.mutations import MUTATIONS
 from eval.sampled import (
     MIN_P_VALUE,
     NEW_TOKENS,
@@ -22,7 +22,7 @@ from eval.sampled import (
     frequent_ids,
     sampled_check,
 )
-from inference.decode import Result, _Loop
+from inference.decode import _Loop
 from inference.drafters import Drafter
 from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter
@@ -44,57 +44,18 @@ def check(target: Target, drafter: Drafter, prefixes: list[list[int]] = PREFIXES
 
 
 # Verifiers that are broken on purpose.
+BROKEN = (
+    "no residual after a rejection", "no bonus token: the last p again", "q of another temperature",
+    "acceptance by the noise that drew the draft",
+)  # fmt: skip
 
 
 def no_residual(
     p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
 ) -> Verdict:
-    """Draws from p instead of (p - q)+ after a rejection."""
+    """Draws from p after a rejection, of a draft that was looked up (q None) too."""
     kept = verify(p, q, draft, counts, a, f, rule).accepted
     return Verdict(kept, draw(p[torch.arange(len(p)), kept], f))
-
-
-def no_bonus(p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule) -> Verdict:
-    """On full acceptance, draws the last token from the previous position's distribution."""
-    true = verify(p, q, draft, counts, a, f, rule)
-    stale = draw(p[torch.arange(len(p)), (true.accepted - 1).clamp(min=0)], f)
-    return Verdict(true.accepted, torch.where((true.accepted == counts) & (counts > 0), stale, true.next))
-
-
-def wrong_temperature(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
-) -> Verdict:
-    """Believes that the draft was drawn at temperature 1.5."""
-    flat = None if q is None else q.pow(1 / 1.5) / q.pow(1 / 1.5).sum(-1, keepdim=True)
-    return verify(p, flat, draft, counts, a, f, rule)
-
-
-def shared_noise(
-    p: Tensor, q: Tensor | None, draft: Tensor, counts: Tensor, a: Tensor, f: Tensor, rule: Rule
-) -> Verdict:
-    """Accepts with the very number that drew the draft: by inverse CDF it lies within the draft's own step."""
-    if q is None:
-        return verify(p, q, draft, counts, a, f, rule)
-    mass = q.gather(2, draft[..., None]).squeeze(2)
-    below = q.cumsum(2).gather(2, draft[..., None]).squeeze(2) - mass
-    return verify(p, q, draft, counts, below + a * mass, f, rule)
-
-
-BROKEN = [no_residual, no_bonus, wrong_temperature, shared_noise]
-
-
-def stale_slots(patch: pytest.MonkeyPatch) -> None:
-    """Rejected drafts stay in the target's cache: wrong only from the second round on."""
-    true = _Loop.step
-
-    def step(loop: _Loop) -> list[Result]:
-        before = list(loop.cache.lengths)
-        done = true(loop)
-        width = loop.cache.view - max(before)
-        loop.cache.lengths = [n + width if now else 0 for n, now in zip(before, loop.cache.lengths, strict=True)]
-        return done
-
-    patch.setattr(_Loop, "step", step)
 
 
 def test_the_products_loop_passes_over_whole_texts(target: Target, hydra: HydraDrafter) -> None:
@@ -133,14 +94,14 @@ def test_the_p_value_is_not_small_more_often_than_it_says(target: Target, hydra:
 
 @pytest.mark.parametrize("broken", BROKEN)
 def test_every_broken_verifier_fails(
-    target: Target, hydra: HydraDrafter, broken: Callable[..., Verdict], monkeypatch: pytest.MonkeyPatch
+    target: Target, hydra: HydraDrafter, broken: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inference.decode, "verify", broken)
+    FAULTS[broken](monkeypatch)
     assert check(target, hydra).test.p_value < MIN_P_VALUE
 
 
 def test_a_fault_between_rounds_fails(target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    stale_slots(monkeypatch)
+    FAULTS["keys and values of rejected drafts stay"](monkeypatch)
     assert check(target, hydra).test.p_value < MIN_P_VALUE
 
 
@@ -148,8 +109,7 @@ def test_a_text_that_goes_on_after_its_end_fails(
     target: Target, hydra: HydraDrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And none of the conditional laws would show it."""
-    (fault,) = [mutation for mutation in MUTATIONS if mutation.plant.__name__ == "_end_inside_a_block_is_passed"]
-    fault.plant(monkeypatch)
+    FAULTS["text goes on after an end inside a block"](monkeypatch)
     assert check(target, hydra).test.p_value == 0.0
     assert ends_rightly([1, 2, 3], 3, {9}) and ends_rightly([1, 9], 3, {9}) and ends_rightly([1, 2, 9], 3, {9})
     assert not ends_rightly([1, 9, 3], 3, {9}) and not ends_rightly([1, 2], 3, {9})

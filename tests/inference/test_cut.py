@@ -1,20 +1,19 @@
 """Cutting an LM out of the target: which layers, what of it trains, and that it is lossless however it was made."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from drafting import make_drafter, make_target, shake
+from drafting import another_q, make_drafter, make_target, shake
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3MoeConfig, SmolLM3Config
 
 from conf.errors import ConfigError, UserError
 from conf.schema import Init, LmConfig
-from eval.loop_law import exact_law, law_of_loop
+from eval.loop_law import exact_law, largest_error, law_of_loop
 from inference.artifact import layers_of, load_drafter, save_drafter
 from inference.decode import Decoder, Request
-from inference.drafters import Draft, Drafter, build
+from inference.drafters import Drafter, build
 from inference.drafters.cut import cut_from
 from inference.drafters.lm import LmDrafter
 from inference.drafters.ranges import cut_layers
@@ -22,9 +21,8 @@ from inference.parity import check_parity
 from inference.sampling import Sampling
 from inference.target import Target
 from inference.traits import experts_of
-from tiny import tiny_model
+from tiny import IDS, tiny_model
 
-IDS = torch.tensor([i for i in range(128) if i % 3])
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40], [7], list(range(20, 34))]
 
 
@@ -164,23 +162,10 @@ def test_a_wider_and_a_narrower_model_keep_the_law_of_every_text(size: int, monk
     expected = exact_law(target, prompt, sampling, 3)
 
     def error(patch: pytest.MonkeyPatch) -> float:
-        found = law_of_loop(make, prompt, 3, patch, beyond=2)
-        return max(abs(found.get(text, 0.0) - chance) for text, chance in expected.items())
+        return largest_error(law_of_loop(make, prompt, 3, patch, beyond=2), expected)
 
     with monkeypatch.context() as sound:
         assert error(sound) < 1e-9
     with monkeypatch.context() as broken:
-        broken.setattr(LmDrafter, "draft", _another_q(LmDrafter.draft))
+        another_q(broken)
         assert error(broken) > 1e-4
-
-
-def _another_q(true: Callable[..., Draft]) -> Callable[..., Draft]:
-    """A q that was not drawn from."""
-
-    def draft(*args: Any) -> Draft:
-        out = true(*args)
-        assert out.probs is not None
-        out.probs = out.probs.sqrt() / out.probs.sqrt().sum(-1, keepdim=True)
-        return out
-
-    return draft

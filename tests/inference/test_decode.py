@@ -2,6 +2,8 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +19,9 @@ from inference.drafters import Drafter
 from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Hidden, Target
-from tiny import VOCAB
+from tiny import IDS, VOCAB
 
 PENALISED = Sampling(repetition_penalty=1.3)
-IDS = torch.tensor([i for i in range(VOCAB) if i % 3])  # a trimmed vocabulary
 DRAFTERS: dict[str, dict[str, Any]] = {
     "ngram": {},
     "suffix": {},
@@ -49,16 +50,11 @@ PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40], [7], list(range(20, 3
 LIMITS = [11, 1, 8, 5, 7]
 
 
-def drafters_of(target: Target) -> dict[str, Drafter]:
-    every = list(range(target.num_layers))
+def drafter_of(name: str, target: Target) -> Drafter:
+    every, kind = list(range(target.num_layers)), name.split()[0]
     layers = {"lm": {"layers": every}, "early_exit": {"layers": every[1:]}, "jump": {"last_layer": len(every)}}
-    return {
-        name: make_drafter(
-            name.split()[0], target, ids=IDS if "trimmed" in name else None,
-            **layers.get(name.split()[0], {}) | changes,
-        )
-        for name, changes in DRAFTERS.items()
-    }
+    options = layers.get(kind, {}) | DRAFTERS.get(name, {})
+    return make_drafter(kind, target, ids=IDS if "trimmed" in name else None, **options)
 
 
 def requests(sampling: Sampling | None = None, limits: Sequence[int] = LIMITS) -> list[Request]:
@@ -94,8 +90,8 @@ def test_greedy_text_is_the_stock_models(arch: str, sampling: Sampling) -> None:
         check(result, tokens)
         assert all((r.drafted, r.accepted, len(r.emitted)) == ([], 0, 1) for r in result.rounds)
     lengths = {}
-    for name, drafter in drafters_of(target).items():
-        counts = Counts()
+    for name in DRAFTERS:
+        drafter, counts = drafter_of(name, target), Counts()
         for batch in (1, 2, 4):
             loop = Decoder(target, drafter, sampling=sampling, batch=batch, num_spec_tokens=3)
             for result, tokens in zip(loop.generate(asked), expected, strict=True):
@@ -164,42 +160,70 @@ def test_the_length_limit_cuts_an_accepted_block(limit: int) -> None:
         assert len(cut.tokens) == limit and cut.finish_reason == "length"
 
 
-def test_eos_inside_an_accepted_block_ends_the_text() -> None:
-    free = stock(make_target("qwen2"), Request(PROMPTS[0], max_new_tokens=12))
-    cut_inside = 0
-    for eos in set(free):
-        target = make_target("qwen2", eos=eos)
-        expected = free[: free.index(eos) + 1]
-        for drafter in (None, make_drafter("lm", target, noise=0)):
-            loop = Decoder(target, drafter, batch=2, num_spec_tokens=4)
-            asked = [Request(PROMPTS[0], max_new_tokens=12), Request(PROMPTS[2], max_new_tokens=9)]
-            result, other = loop.generate(asked)
-            check(result, expected)
-            assert result.finish_reason == "stop" and other.tokens == stock(target, other.request)
-            cut_inside += sum(len(r.emitted) <= r.accepted for r in result.rounds)
-    assert cut_inside > 3
+ENDS = ["lm", "early_exit", "jump", "eagle3", "block", "hydra long lookup", "suffix"]
+LONG = 24
 
 
-def test_a_stop_string_inside_an_accepted_block_ends_the_text(tiny_text_folder: Any) -> None:
-    target = load_target(TargetConfig(str(tiny_text_folder), dtype="float64"))
-    prompt = target.text.encode("How do you know when the iron is ready?")
-    free = next(Decoder(target).run([Request(prompt, max_new_tokens=24)])).tokens
-    text, cut_inside = target.text.decode(free), 0
-    for start in range(0, len(text) - 3, 5):
-        stop = text[start : start + 3]
-        if "\ufffd" in stop:
-            continue
-        end = next(n for n in range(1, len(free) + 1) if stop in target.text.decode(free[:n]))
-        for drafter in (None, make_drafter("lm", target, noise=0)):
-            asked = Request(prompt, max_new_tokens=24, stop=("never there", stop))
-            result = next(Decoder(target, drafter, num_spec_tokens=4).run([asked]))
-            check(result, free[:end])
-            assert result.finish_reason == "stop_string" and result.text == text[: text.index(stop)]
-            cut_inside += sum(len(r.emitted) <= r.accepted for r in result.rounds)
-    assert cut_inside > 3
+def accepted_inside(target: Target, drafter: Drafter, prompts: list[list[int]]) -> list[tuple[Result, int]]:
+    """(text, n): its n-th token was drafted and accepted in a round that went on behind it."""
+    loop, found = Decoder(target, drafter, batch=len(prompts), num_spec_tokens=4), []
+    for result in loop.run(Request(prompt, max_new_tokens=LONG) for prompt in prompts):
+        at = 1
+        for r in result.rounds:
+            inside = range(at, at + min(r.kept, len(r.emitted) - 1))
+            found += [(result, n) for n in inside if n < LONG // 2]  # far from the limit, which shortens drafts
+            at += len(r.emitted)
+    return found
 
 
-@pytest.mark.parametrize("kind", ["lm", "hydra", "ngram"])
+def check_cut(target: Target, drafter: Drafter, request: Request, tokens: list[int], reason: str) -> str:
+    """The request ends with the last of `tokens` inside a round, alone and beside others. Returns the text."""
+    asked = [request, *(Request(p, max_new_tokens=LONG) for p in ([7, 8, 9, 7], [11]))]
+    expected = [r.tokens for r in Decoder(target, batch=2).generate(asked)]
+    assert expected[0] == tokens
+    for batch in (1, 3):
+        result, *others = Decoder(target, drafter, batch=batch, num_spec_tokens=4).generate(asked)
+        check(result, tokens)
+        assert result.finish_reason == reason and len(result.rounds[-1].emitted) <= result.rounds[-1].accepted
+        assert [r.tokens for r in others] == expected[1:]
+    return result.text
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_eos_inside_an_accepted_block_ends_the_text(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, rng = make_target("qwen2", vocab_size=24), random.Random(0)
+    drafter = drafter_of(kind, target)
+    found = accepted_inside(target, drafter, [[rng.randrange(24) for _ in range(6)] for _ in range(40)])
+    cuts = [(text, n) for text, n in found if text.tokens[n] not in text.tokens[:n]]
+    assert cuts
+    for text, n in cuts[:2]:
+        monkeypatch.setattr(Target, "eos_ids", frozenset([text.tokens[n]]))
+        check_cut(target, drafter, text.request, text.tokens[: n + 1], "stop")
+
+
+@pytest.fixture(scope="module")
+def text_target(tiny_text_folder: Path) -> Target:
+    """A target with a tokenizer, in float64."""
+    return load_target(TargetConfig(str(tiny_text_folder), dtype="float64"))
+
+
+@pytest.mark.parametrize("kind", ENDS)
+def test_a_stop_string_inside_an_accepted_block_ends_the_text(kind: str, text_target: Target) -> None:
+    target, drafter, cuts = text_target, drafter_of(kind, text_target), []
+    asked = [f"{verb} the {thing}" for verb in ("Strike", "Find", "Heat") for thing in "abcdefghijkl"]
+    for text, n in accepted_inside(target, drafter, [target.text.encode(words) for words in asked]):
+        before, said = (target.text.decode(text.tokens[:end]) for end in (n, n + 1))
+        stop = said[-3:]
+        if len(stop) == 3 and stop not in before and "\ufffd" not in stop:
+            cuts.append((text, n, said, stop))
+    assert cuts
+    for text, n, said, stop in cuts[:2]:
+        request = replace(text.request, stop=("never there", stop))
+        written = check_cut(target, drafter, request, text.tokens[: n + 1], "stop_string")
+        assert written == said[: said.index(stop)]
+
+
+@pytest.mark.parametrize("kind", ["lm", "hydra", "ngram", "early_exit", "block"])
 def test_greedy_rows_beside_sampled_ones_stay_greedy(kind: str) -> None:
     target = make_target()
     kinds = [None, Sampling(1.0, top_p=0.9), PENALISED, Sampling(0.7, repetition_penalty=1.2), None]
@@ -214,7 +238,8 @@ def test_greedy_rows_beside_sampled_ones_stay_greedy(kind: str) -> None:
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
 def test_a_stream_is_the_run_round_by_round(sampling: Sampling) -> None:
     target = make_target()
-    for drafter in (None, make_drafter("lm", target), make_drafter("hydra", target, lookup=True)):
+    for kind in ("", "lm", "hydra lookup", "early_exit", "block lookup"):
+        drafter = drafter_of(kind, target) if kind else None
         for limit in (1, 2, 13):
             asked = Request(PROMPTS[0], max_new_tokens=limit)
             result = next(Decoder(target, drafter, sampling=sampling, seed=5).run([asked]))
@@ -222,10 +247,11 @@ def test_a_stream_is_the_run_round_by_round(sampling: Sampling) -> None:
             assert first.emitted == result.tokens[:1] and rounds == result.rounds
 
 
+@pytest.mark.parametrize("kind", ["lm", "early_exit", "block trimmed"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_kept_hidden_states_predict_their_tokens(batch: int) -> None:
+def test_kept_hidden_states_predict_their_tokens(kind: str, batch: int) -> None:
     target = make_target("gemma3")
-    loop = Decoder(target, make_drafter("lm", target, layers=[0, 1, 2]), batch=batch, keep_hidden=True)
+    loop = Decoder(target, drafter_of(kind, target), batch=batch, keep_hidden=True)
     for result in loop.run(requests()):
         assert result.hidden is not None and not result.hidden.is_inference()
         assert target.head(result.hidden).argmax(-1).tolist() == result.tokens

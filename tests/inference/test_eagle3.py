@@ -26,8 +26,8 @@ from inference.drafters.eagle3 import Eagle3Drafter
 from inference.drafters.eagle3_model import MidLayer, taps_of
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
+from tiny import IDS
 
-IDS = torch.tensor([i for i in range(128) if i % 3])
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3], [7]]
 ROPE = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}  # fmt: skip

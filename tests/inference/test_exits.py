@@ -30,9 +30,9 @@ from inference.fused import can_fuse, fuse
 from inference.layers import LayerStack
 from inference.parity import check_parity, with_hidden
 from inference.target import Target
+from tiny import IDS
 
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40], [7], list(range(20, 34))]
-IDS = torch.tensor([i for i in range(128) if i % 3])
 
 
 def deep(kind: str = "llama", **changes: Any) -> Target:

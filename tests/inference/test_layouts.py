@@ -20,8 +20,8 @@ from inference.drafters import Drafter
 from inference.layouts.lm import filled, resized
 from inference.layouts.ngram import lookup_table
 from inference.target import Target
+from tiny import IDS
 
-IDS = torch.tensor([i for i in range(128) if i % 3])
 PROMPT = [5, 9, 11, 5, 9, 11, 5, 9]
 KINDS: dict[str, dict[str, Any]] = {"eagle3": {"taps": []}, "block": {"taps": [1, 3]}, "medusa": {"num_layers": 2}}
 

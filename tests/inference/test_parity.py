@@ -19,8 +19,8 @@ from inference.drafters.medusa import MedusaDrafter
 from inference.fused import can_fuse, fuse
 from inference.parity import BOUNDS, Parity, check_parity, with_hidden
 from inference.target import Target
+from tiny import IDS
 
-IDS = torch.tensor([i for i in range(128) if i % 3])
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3], [7]]
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "medusa": ("medusa", {"num_layers": 2}),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from drafting import make_drafter
 from scipy.stats import chi2_contingency
 
 from conf.schema import EarlyExitConfig, LmConfig, LookupKind, Rule
@@ -36,14 +37,18 @@ POOL = Pool.of([[i % 47, (i * i) % 47, (3 * i) % 47, 7, 8, 9] for i in range(40)
 PROMPTS = [[3, 9, 4, 11, 9, 4], [21, 7, 30], [5, 6, 5, 6, 5, 6], [40, 2], [17, 18, 19, 20, 17, 18]]
 
 
-ALL = ["hydra", "trimmed", "lm", "ngram", "suffix", "hybrid", "hybrid-lm", "hybrid-long", "hybrid-suffix", "exit"]
+ALL = [
+    "hydra", "trimmed", "lm", "ngram", "suffix", "hybrid", "hybrid-lm", "hybrid-long", "hybrid-suffix", "exit",
+    "medusa", "eagle3", "block", "jump",
+]  # fmt: skip
 
 
 def kinds(target: Target, make_hydra: Callable[..., HydraDrafter]) -> dict[str, Drafter]:
-    """One drafter of each shape: heads, trimmed heads, an LM, lookup alone, hybrids."""
+    """One drafter of each shape: heads, trimmed heads, an LM, lookup alone, hybrids, other kinds that draft alone."""
     hydra = make_hydra(target)
     lm = LmDrafter(cut_from(target, [0], None), None, target.vocab_size, LmConfig())
-    return {
+    others = {kind: make_drafter(kind, target, dtype="float32") for kind in ("medusa", "eagle3", "block", "jump")}
+    return others | {
         "hydra": hydra,
         "trimmed": make_hydra(target, 3, torch.arange(0, 48, 2)),
         "lm": lm,
