@@ -53,7 +53,7 @@ generate: install ## stream an answer with the drafter, accepted tokens marked (
 	$(run) inference $(value ARGS)
 
 publish: install ## build the hub folder, checked, with its model card (REPO=owner/name uploads it)
-	$(run) eval.publish $(if $(REPO),push=true repo_id=$(value REPO)) $(value ARGS)
+	$(run) eval.publish $(if $(filter command line,$(origin REPO)),push=true repo_id=$(value REPO)) $(value ARGS)
 
 check-drafter: install ## what an engine would load of a drafter folder, and whether it drafts as it was trained to
 	$(run) eval.preflight $(value ARGS)

@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,13 @@ def test_a_prompt_of_the_shell_is_not_taken_for_one(clone: Path) -> None:
     assert _called(clone)[1]["DRAFTSMITH_PROMPT"] == "from $the environment"
 
 
+def test_only_what_is_named_on_the_command_line_is_uploaded_to(clone: Path) -> None:
+    _make(clone, "publish", "REPO=me/drafter")
+    assert _called(clone)[0] == ["-m", "eval.publish", "push=true", "repo_id=me/drafter"]
+    _make(clone, "publish", REPO="me/something-else")
+    assert _called(clone)[0] == ["-m", "eval.publish"]
+
+
 def test_threads_wait_passively_unless_the_user_says_otherwise(clone: Path) -> None:
     _make(clone, "train")
     env = _called(clone)[1]
@@ -189,6 +198,7 @@ def _start(clone: Path, **env: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # so that a kill reaches its children too
     )
 
 
@@ -226,10 +236,11 @@ def test_failed_set_up_says_so_and_starts_over(fresh: Path, step: str) -> None:
 
 
 def test_killed_set_up_starts_over(fresh: Path) -> None:
-    process = _start(fresh, SLEEP="1")
+    process = _start(fresh, SLEEP="60")
     while "torch" not in "".join(_log(fresh)):
         assert process.poll() is None
-    process.kill()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     assert _set_up(fresh)[0] == 0 and _log(fresh)[0] == "-m venv --clear .venv"
 
