@@ -93,6 +93,8 @@ class DataConfig:
             require(getattr(self, key) >= 1, f"data.{key}", getattr(self, key), ">= 1")
         require(self.use_tokens is None or self.use_tokens >= 1, "data.use_tokens", self.use_tokens, "null or >= 1")
         require(self.self_written >= 0, "data.self_written", self.self_written, ">= 0")
+        known = not self.categories or self.self_written == 0
+        require(known, "data.self_written", self.self_written, "0 beside data.categories: what it asks has no category")
         require(
             len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)),
             "data.temperatures",

@@ -107,7 +107,8 @@ class OptimConfig:
         require(self.max_steps is None or self.max_steps >= 1, "optim.max_steps", self.max_steps, ">= 1")
         if self.max_time is not None:
             parse_seconds(self.max_time, "optim.max_time")
-        require(self.batch_tokens >= 1, "optim.batch_tokens", self.batch_tokens, ">= 1")
+        # A drafter drafts response token a + 1 at response token a.
+        require(self.batch_tokens >= 2, "optim.batch_tokens", self.batch_tokens, ">= 2: one alone supervises nothing")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, ">= 1")
         require(
             self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"

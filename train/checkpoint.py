@@ -3,8 +3,9 @@
 Everything that decides the next step is in them: trained weights and buffers, optimiser, random generators, place in
 the data. The rate of a step follows from its number, so there is no scheduler state; in a run on the clock
 (optim.max_time) from the time of the steps before it, which no two runs share: such a run resumes within its time,
-but only runs by steps resume bit by bit. Which one is the best follows from the validations in the newest one's
-state: a file of its own could contradict it after a kill.
+but only runs by steps resume bit by bit (where the taps beside a store, which are bfloat16, stay: without room for them
+a resumed run computes its own, which are not rounded). Which one is the best follows from the validations in the
+newest one's state: a file of its own could contradict it after a kill.
 """
 
 import hashlib

@@ -10,8 +10,8 @@ LINE_SECONDS = 10.0  # between plain lines
 
 
 class Display:
-    """loss, α per draft position, τ, rate and ETA of a run of `total` steps (None: not known) that starts at step
-    `start`."""
+    """loss, α per draft position, τ, rate and ETA of a run that starts at step `start` and has `total` steps (None: not
+    known), which may change as it goes on."""
 
     def __init__(self, start: int, total: int | None, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
@@ -28,7 +28,7 @@ class Display:
         self._first = self._first or (step, time.monotonic())
         text = describe(metrics, self.tau, positions_per_s)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=text)
+            self._bar.update(self._task, completed=step, total=self.total, description=text)
         elif not self.quiet and (time.monotonic() - self._told > LINE_SECONDS or step == self.total):
             self._told = time.monotonic()
             of, eta = ("", "") if self.total is None else (f"/{self.total}", f"  ETA {self._eta(step, self.total)}")

@@ -11,7 +11,7 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from conf.digest import digest_of, plain
+from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
@@ -59,11 +59,17 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled."""
+    """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled; once, since costs
+    that are measured again are never quite the same."""
+    alone = isinstance(cfg.drafter, LookupConfig) and not cfg.drafter.wants_pool
+    store = None if alone else open_store(cfg, path, target)
+    cfg = cfg if store is None else with_exit(cfg, path, target, store)
+    digest = digest_of(identity_without_training(cfg, target, store))
+    made = read_json(path / "timing" / "train.json")
+    if made.get("config_digest") == digest and made.get("drafter_digest") == folder_digest(path / "drafter"):
+        print(f"{path / 'drafter'} is made with these settings already", flush=True)
+        return
     with timed(path, "train") as figures:
-        alone = isinstance(cfg.drafter, LookupConfig) and not cfg.drafter.wants_pool
-        store = None if alone else open_store(cfg, path, target)
-        cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
         tunes = (cfg.drafter.tune_lookup and lookup_of(drafter) is not None) or cfg.drafter.tune_length
@@ -74,6 +80,7 @@ def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
         training = {k: v for k, v in chosen.items() if v} | pool_figures(drafter_cfg, drafter)
         figures |= {"steps": 0, "best": None, "lookup": lookup, **training}
         save_drafter(path / "drafter", drafter, drafter_cfg, target, training)
+        figures |= {"config_digest": digest, "drafter_digest": folder_digest(path / "drafter")}
 
 
 def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
@@ -216,23 +223,38 @@ def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
     """Everything that `drafter/` depends on, flattened: a checkpoint resumes only where it is equal."""
-    earlier = cfg.drafter.warm_start or cfg.drafter.folder
+    training = {"objective": plain(cfg.objective), "optim": plain(cfg.optim), "launcher.num_processes": world}
+    return identity_without_training(cfg, target, store) | flatten(training)
+
+
+def identity_without_training(cfg: RunConfig, target: Target, store: Store | None) -> dict[str, Any]:
+    """The same of a drafter that is only made. store: what it is made of, if anything."""
+    of_store: dict[str, Any] = {}
+    if store is not None:
+        files = digest_of([shard.files for shard in store.shards])
+        earlier = cfg.drafter.warm_start or cfg.drafter.folder
+        of_store = {
+            "store": {"rows": store.num_rows, "files": files},
+            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
+            **({"started_from": saved_digest(earlier)} if earlier else {}),
+        }
     return flatten(
         {
             "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
             "drafter": plain(cfg.drafter),
-            "objective": plain(cfg.objective),
-            "optim": plain(cfg.optim),
             # How often, and on what, decides which checkpoint is the best.
             "checkpoint": {key: value for key, value in plain(cfg.checkpoint).items() if key != "keep"},
             "data.max_prompt_tokens": cfg.data.max_prompt_tokens,
-            "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
-            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
-            **({"started_from": saved_digest(earlier)} if earlier else {}),
-            "launcher.num_processes": world,
             "seed": cfg.seed,
+            **of_store,
         }
     )
+
+
+def folder_digest(folder: Path) -> str | None:
+    """Of a drafter's files; None when there are none."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return digest_of([[str(path.relative_to(folder)), file_digest(path)] for path in files]) if files else None
 
 
 def is_done(path: Path, identity: dict[str, Any]) -> bool:

@@ -83,7 +83,7 @@ def test_ctrl_c_waits_for_the_stage_and_a_termination_is_passed_on() -> None:
 
 def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path: Path) -> None:
     Stage.codes = [0] * 5
-    told = ["experiment=domain", "data.store=/their/own", "drafter=hydra"]
+    told = ["experiment=domain", "data.store=/their/own", "drafter=hydra", "data.mode=prefill"]
     cfg = load("distill", told)
     cfg.run_dir = str(tmp_path)
     pipeline.distill(cfg, told)
@@ -92,6 +92,7 @@ def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path:
     general, own = load("train", commands[1][3:]), load("train", commands[3][3:])
     assert (general.run_dir, own.run_dir) == (str(tmp_path / "general"), str(tmp_path))
     assert (general.data.categories, own.data.categories) == ([], ["math_reasoning"])
+    assert (general.data.mode, own.data.mode) == ("generate", "prefill")  # the built-in prompts have no answers
     assert general.data.store == "/their/own" and general.bench.against is None and own.bench.against == "general"
     Stage.codes, Stage.started, cfg.data.categories = [0] * 5, [], []
     pipeline.distill(cfg, told)

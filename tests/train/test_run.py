@@ -225,6 +225,26 @@ def test_lookup_alone_needs_no_training(
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
 
 
+@pytest.mark.parametrize("drafter", [NgramConfig(), SuffixConfig()], ids=["alone", "pool"])
+def test_what_needs_no_training_is_made_once(
+    drafter: NgramConfig | SuffixConfig, run_dir: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg, file = config(run_dir, tiny_text_folder, drafter=drafter), run_dir / "drafter" / "drafter.json"
+    run(cfg)
+    made = [path.read_bytes() for path in (file, run_dir / "timing" / "train.json")]
+    capsys.readouterr()
+    run(config(run_dir, tiny_text_folder, drafter=drafter, optim=OptimConfig(lr=0.5)))  # nothing here learns
+    assert "drafter is made with these settings already" in capsys.readouterr().out
+    assert [path.read_bytes() for path in (file, run_dir / "timing" / "train.json")] == made
+    file.write_text(file.read_text().replace("ngram", "n-gram").replace("suffix", "prefix"))
+    run(cfg)
+    assert load_drafter(run_dir / "drafter", load_target(cfg.target))[1].kind == drafter.kind
+    chosen = CheckpointConfig(choose_prompts=2, choose_tokens=9)
+    run(config(run_dir, tiny_text_folder, drafter=drafter, checkpoint=chosen))
+    assert read_about(run_dir / "drafter")["training"]["lookup"]["prompts"] == 2
+    assert "already" not in capsys.readouterr().out
+
+
 def test_a_suffix_lookup_leaves_with_its_pool(
     run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
