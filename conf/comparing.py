@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from .errors import require
-from .training import ObjectiveKind, parse_seconds
+from .training import ObjectiveKind
+from .units import parse_seconds
 
 KINDS = (
     "ngram", "suffix", "medusa", "hydra", "eagle3", "block", "early_exit", "jump", "lm", "hybrid", "hybrid_suffix",

@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from .errors import require
+from .units import parse_bytes
 
 
 class Features(StrEnum):
@@ -154,15 +155,3 @@ class BenchConfig:
             "exact (typical acceptance is LOSSY, and the verifier does not have it)",
         )  # fmt: skip
         require(self.lossless_draws >= 100, "bench.lossless_draws", self.lossless_draws, ">= 100")
-
-
-def parse_bytes(text: str, key: str) -> int:
-    """'2GB' -> bytes (decimal units B, KB, MB, GB, TB). Raises ConfigError naming `key`."""
-    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
-    upper = text.upper().replace(" ", "")
-    for unit, factor in units.items():
-        number = upper.removesuffix(unit)
-        if number != upper and number.replace(".", "", 1).isdecimal():
-            return int(float(number) * factor)
-    require(False, key, text, "a number with a unit: B, KB, MB, GB, TB")
-    raise AssertionError("unreachable")

@@ -24,10 +24,8 @@ from .models import (
     TargetConfig,
 )
 from .planning import PlanSettings
-from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
+from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
 from .training import (
-    LR,
-    LR_OF_KIND,
     CheckpointConfig,
     Normalise,
     ObjectiveConfig,
@@ -37,7 +35,6 @@ from .training import (
     PositionWeights,
     TrackingConfig,
     TrainMode,
-    parse_seconds,
 )
 
 __all__ = [
@@ -83,8 +80,6 @@ __all__ = [
     "TargetConfig",
     "TrackingConfig",
     "TrainMode",
-    "parse_bytes",
-    "parse_seconds",
 ]
 
 
@@ -127,8 +122,6 @@ class RunConfig:
         require(writes, "objective.on_policy", self.objective.on_policy, only)
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
-        if self.optim.lr is None:
-            self.optim.lr = LR_OF_KIND.get(self.drafter.kind, LR)
         if self.objective.position_weights is None:
             block, chains = isinstance(self.drafter, BlockConfig), self.objective.over_chains
             usual = PositionWeights.exp if block else PositionWeights.decay

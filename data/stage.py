@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.digest import plain
 from conf.errors import UserError
-from conf.paths import record, run_dir, timed, versions
+from conf.paths import record, run_dir, store_folder, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
 from inference.load import device_memory, load_target, precheck
@@ -50,11 +50,6 @@ def run(cfg: RunConfig) -> None:
         record(cfg, folder)
         _collect(cfg, folder, path)
     print(timing)
-
-
-def store_folder(cfg: RunConfig) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
 
 
 def is_done(cfg: RunConfig, path: Path) -> bool:

@@ -15,7 +15,8 @@ from conf.digest import digest_of, file_digest, plain
 from conf.errors import require
 from conf.paths import read_json, run_dir, write_json
 from conf.pipeline import run_stage
-from conf.schema import RunConfig, parse_seconds
+from conf.schema import RunConfig
+from conf.units import minutes, parse_seconds
 from data.manifest import NAME
 
 DONE, FILES = "done.json", ("drafter/drafter.json", "report.json", "timing/train.json")
@@ -210,7 +211,8 @@ class JobProgress:
     def begin(self, job: Job) -> None:
         """Its stages start."""
         self.began = self.clock()
-        self._say(job, f"about {minutes(self._likely([job]))}; all in about {minutes(self._likely(self.left))}", 1)
+        own, every = minutes(self._likely([job])), minutes(self._likely(self.left))
+        self._say(job, f"about {own} min; all in about {every} min", 1)
 
     def end(self, outcome: Outcome) -> None:
         """Its stages are over; failed ones say nothing about the time of others."""
@@ -218,7 +220,8 @@ class JobProgress:
         self.left.remove(outcome.job)
         if outcome.error is None:
             self.expected, self.taken = self.expected + outcome.job.likely_seconds, self.taken + seconds
-        self._say(outcome.job, f"done in {minutes(seconds)}" if outcome.error is None else f"FAILED: {outcome.error}")
+        told = f"done in {minutes(seconds)} min" if outcome.error is None else f"FAILED: {outcome.error}"
+        self._say(outcome.job, told)
 
     def _likely(self, jobs: Sequence[Job]) -> float:
         pace = self.taken / self.expected if self.expected else 1.0
@@ -226,9 +229,3 @@ class JobProgress:
 
     def _say(self, job: Job, what: str, started: int = 0) -> None:
         print(f"[{len(self.jobs) - len(self.left) + started}/{len(self.jobs)}] {job.name}: {what}", flush=True)
-
-
-def minutes(seconds: float) -> str:
-    """'4:05 min'."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole}:{rest:02d} min"

@@ -1,6 +1,5 @@
 """The training stage on a store that grows (mode=online); what it leaves is what train/run.py leaves."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from accelerate import Accelerator
 
 from conf.errors import UserError, require
 from conf.exits import AUTO
-from conf.paths import read_json, record, run_dir, write_json
+from conf.paths import read_json, record, run_dir, store_folder, write_json
 from conf.schema import EarlyExitConfig, LmConfig, RunConfig
 from data.manifest import NAME
 from data.store import Store
@@ -27,12 +26,11 @@ from .run import (
     make_drafter,
     measured,
     open_store,
-    store_folder,
     training_identity,
     with_exit,
     with_layers,
 )
-from .validate import Validator
+from .validate import Validator, choosing_answers
 from .vocab import coverage_line
 
 FIRST = "first.json"  # which shards came first: a run that is resumed keeps the vocabulary that was chosen on them
@@ -60,9 +58,10 @@ def run(cfg: RunConfig) -> None:
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Learn from the store as it grows, and write the best checkpoint as `drafter/`."""
-    store = wait_for_store(cfg, path, target)
+    store = wait_for_store(cfg, target)
     first = first_shards(cfg, path, store)
-    cfg = with_layers(with_exit(cfg, path, target, first), path, target, first)
+    answers = choosing_answers(cfg, target)
+    cfg = with_layers(with_exit(cfg, path, target, first, answers), path, target, first)
     identity = online_identity(cfg, target, first)
     loader = StreamLoader(
         store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, replay=cfg.online.replay,
@@ -78,9 +77,8 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
             own, ids = cfg.drafter.warm_start is None and cfg.drafter.folder is None, drafter.draft_ids.cpu()
             print(coverage_line(first, target.vocab_size, ids, set(target.eos_ids), own=own), flush=True)
         trainer = OnlineTrainer(cfg, path, target, drafter, loader, accelerator, identity)
-        validator = cache(lambda: Validator(cfg, target))
-        trainer.train(validator)
-        figures |= finish(trainer, drafter_cfg, validator().plain)
+        trainer.train(lambda: Validator(cfg, target, answers()))
+        figures |= finish(trainer, drafter_cfg, answers())
 
 
 def is_over(cfg: RunConfig, path: Path, loader: StreamLoader, identity: dict[str, Any]) -> bool:
@@ -99,17 +97,17 @@ def is_over(cfg: RunConfig, path: Path, loader: StreamLoader, identity: dict[str
     return True
 
 
-def wait_for_store(cfg: RunConfig, path: Path, target: Target) -> Store:
+def wait_for_store(cfg: RunConfig, target: Target) -> Store:
     """The store to learn from, once it has the rows that its first choices are made on, or won't get them.
 
     Raises UserError: nothing came in online.idle_timeout seconds; a store of another target.
     """
-    folder, wanted = store_folder(cfg, path), first_tokens(cfg)
+    folder, wanted = store_folder(cfg), first_tokens(cfg)
     patience = Patience(cfg.online.idle_timeout, lambda line: print(line, flush=True))
     store = None
     while True:
         if store is None and (folder / NAME).exists():
-            store = open_store(cfg, path, target)
+            store = open_store(cfg, target)
             patience.news()
         there = 0 if store is None else store.num_collected_tokens
         ended = patience.is_over or (store is not None and store.complete is not None)

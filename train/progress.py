@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conf.units import minutes
+
 LINE_SECONDS = 10.0  # between plain lines
 
 
@@ -49,8 +51,7 @@ class Display:
         first, began = self._first or (step, 0.0)
         if step == first:
             return "?"
-        seconds = round((time.monotonic() - began) / (step - first) * (total - step))
-        return f"{seconds // 60}:{seconds % 60:02d}"
+        return minutes((time.monotonic() - began) / (step - first) * (total - step))
 
 
 def describe(metrics: dict[str, Any], tau: float | None, positions_per_s: float) -> str:

@@ -10,7 +10,6 @@ import copy
 from typing import Any, TypeVar, cast
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -66,6 +65,8 @@ def _layout(model: PreTrainedModel, ids: Tensor | None, target: Target, num_spec
 
 def merged(module: Adapted) -> Adapted:
     """A copy with its LoRA adapters added into the weights; itself when it has none."""
+    from peft.tuners.tuners_utils import BaseTunerLayer  # slow to import
+
     adapted = [name for name, child in module.named_modules() if isinstance(child, BaseTunerLayer)]
     if not adapted:
         return module

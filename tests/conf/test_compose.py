@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import comparing, exits, lm, lookups, models, prompts, schema, training
+from conf import comparing, exits, lm, lookups, models, prompts, schema, training, units
 from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
@@ -201,7 +201,8 @@ def test_what_is_wrong_is_named_in_one_line(override: str) -> None:
 
 
 def test_requests_that_the_target_writes_are_of_no_category() -> None:
-    with pytest.raises(ConfigError, match=r"^data\.self_written = 9 is not allowed; allowed: 0 beside data\.categories"):
+    line = r"^data\.self_written = 9 is not allowed; allowed: 0 beside data\.categories: what it asks has no category"
+    with pytest.raises(ConfigError, match=line):
         load("distill", ["data.self_written=9", "data.categories=[math_reasoning]"])
 
 
@@ -255,14 +256,16 @@ def test_two_loads_do_not_know_each_other() -> None:
     assert second.data.sources == ["builtin", "templated"]
 
 
-@pytest.mark.parametrize("text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0)])
+@pytest.mark.parametrize(
+    "text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0), (" .5 kB", 500)]
+)
 def test_sizes(text: str, expected: int) -> None:
-    assert schema.parse_bytes(text, "k") == expected
+    assert units.parse_bytes(text, "k") == expected
 
 
-@pytest.mark.parametrize("text, expected", [("3min", 180.0), ("1.5 h", 5400.0), ("20s", 20.0)])
+@pytest.mark.parametrize("text, expected", [("3min", 180.0), ("1.5 h", 5400.0), ("20s", 20.0), ("2 MIN", 120.0)])
 def test_times(text: str, expected: float) -> None:
-    assert schema.parse_seconds(text, "k") == expected
+    assert units.parse_seconds(text, "k") == expected
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:

@@ -161,6 +161,10 @@ def test_a_run_records_how_it_came_to_be_and_no_secret(tmp_path: Path, monkeypat
     assert about["versions"] == versions() and about["versions"]["torch"].startswith("2.")
     assert about["machine"] == machine() and about["machine"]["cores"] == os.cpu_count()
     assert not [word for word in ("secret", os.uname().nodename, "somewhere") if word in json.dumps(about)]
+    monkeypatch.setattr(os, "replace", None)  # killed before the new one is in place
+    with pytest.raises(TypeError):
+        record(_config(tmp_path, seed=6), tmp_path)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == plain(cfg)
 
 
 def test_json_is_written_whole_and_read_forgivingly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +174,7 @@ def test_json_is_written_whole_and_read_forgivingly(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         write_json(path, {"a": 2})
-    assert read_json(path) == {"a": "b", "c": [1, 2]}
+    assert read_json(path) == {"a": "b", "c": [1, 2]} and [p.name for p in path.parent.iterdir()] == ["x.json"]
     for text in (b'{"a": ', b"[1]", b"\xff"):
         path.write_bytes(text)
         assert read_json(path) == {}

@@ -12,6 +12,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState, GradientState
 
+import train.validate
 from conf.compose import load
 from conf.digest import digest_of, plain
 from conf.errors import UserError
@@ -20,6 +21,7 @@ from conf.schema import (
     BlockConfig,
     CheckpointConfig,
     DataConfig,
+    EarlyExitConfig,
     HydraConfig,
     Init,
     LmConfig,
@@ -44,7 +46,7 @@ from inference.target import Target
 from inference.tiny import make_tiny_target
 from train.loop import Trainer
 from train.run import make_drafter, run, training_identity
-from train.validate import Validator, choose_requests, conditional_counts, mismatches
+from train.validate import Validator, choose_requests, choosing_answers, conditional_counts, mismatches
 
 VOCAB = 96
 COLLECTED = {"sources": ["a.jsonl"], "temperatures": [0.5], "mode": "generate"}
@@ -73,6 +75,10 @@ def config(run_dir: Path, folder: Path, **changes: Any) -> RunConfig:
         "tracking": TrackingConfig(wandb="off"),
     }
     return RunConfig(**{**settings, **changes})
+
+
+def validator(cfg: RunConfig, target: Target) -> Validator:
+    return Validator(cfg, target, choosing_answers(cfg, target)())
 
 
 @pytest.fixture
@@ -113,7 +119,7 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     assert lookup["configured"] == pytest.approx(figures["best"]["tau"])
     assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
     assert target.eos_ids <= set(drafter.draft_ids.tolist())
-    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
+    assert validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
@@ -178,7 +184,7 @@ def test_an_adapted_lm_that_writes_itself_leaves_as_a_plain_model(
     assert not [name for name, _ in loaded.named_parameters() if "lora" in name]
     figures = json.loads((run_dir / "timing" / "train.json").read_text())
     assert figures["steps"] == 6 and figures["best"]["mismatches"] == 0
-    assert Validator(cfg, target).validate(0, loaded).tau == pytest.approx(figures["best"]["tau"], abs=0.05)
+    assert validator(cfg, target).validate(0, loaded).tau == pytest.approx(figures["best"]["tau"], abs=0.05)
     run(cfg)
     out = capsys.readouterr().out
     assert "is trained with these settings already" in out and "α of [0]" not in out
@@ -280,8 +286,23 @@ def test_trained_heads_behind_a_suffix_lookup(run_dir: Path, tiny_text_folder: P
     assert drafter.kind == "suffix+hydra" and about["training"]["lookup"] == figures["lookup"]
     assert figures["best"]["mismatches"] == 0
     assert figures["lookup"]["configured"] == pytest.approx(figures["best"]["tau"])
-    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(figures["lookup"]["mean_acceptance_length"])
+    assert validator(cfg, target).validate(0, drafter).tau == pytest.approx(figures["lookup"]["mean_acceptance_length"])
     assert drafter.pool is None or about["training"]["pool"]["rows"] == drafter.pool.rows == 24
+
+
+def test_an_exit_and_a_lookup_are_chosen_on_the_same_answers(
+    run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    true = train.validate.plain_answers
+
+    def counted(target: Target, requests: Any) -> Any:
+        asked.append(len(requests))
+        return true(target, requests)
+
+    monkeypatch.setattr(train.validate, "plain_answers", counted)
+    run(config(run_dir, tiny_text_folder, drafter=EarlyExitConfig(draft_vocab_size=VOCAB, adapter=False, lookup=True)))
+    assert asked == [4] and read_about(run_dir / "drafter")["training"]["lookup"]["prompts"] == 4
 
 
 def test_a_pool_needs_a_store(tmp_path: Path, tiny_text_folder: Path) -> None:
