@@ -3,7 +3,8 @@
 from dataclasses import dataclass, field
 
 from .errors import require
-from .training import ObjectiveKind, parse_seconds
+from .training import ObjectiveKind
+from .units import parse_seconds
 
 KINDS = (
     "ngram", "suffix", "medusa", "hydra", "eagle3", "block", "early_exit", "jump", "lm", "hybrid", "hybrid_suffix",
@@ -42,7 +43,8 @@ class CurveSettings:
         _require_seeds(self.seeds, "curve.seeds")
         possible = all(tau > 1 for tau in self.reach)
         require(possible, "curve.reach", self.reach, "tokens a round above 1 (bonus included)")
-        for time in (*self.times, self.train_time):
+        parse_seconds(self.train_time, "curve.train_time")
+        for time in self.times:
             parse_seconds(time, "curve.times")
 
 

@@ -28,6 +28,12 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def shortened(value: Any) -> str:
+    """A value for people: of a digest its first characters."""
+    text = str(value)
+    return f"{text[:12]}…" if len(text) >= 64 else text
+
+
 def differences(a: dict[str, Any], b: dict[str, Any], prefix: str = "") -> list[str]:
     """Keys (dotted) whose values differ between two nested dicts."""
     out: list[str] = []

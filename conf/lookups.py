@@ -43,6 +43,8 @@ class LookupSettings:
         require(fits, "drafter.pool_match", self.pool_match, f"null or 1 to {longest}, the longest match")
         costs = self.verify_costs
         require(all(c > 0 for c in costs), "drafter.verify_costs", costs, "[] (measured), or numbers above 0")
+        fair = self.draft_cost is None or self.draft_cost >= 0
+        require(fair, "drafter.draft_cost", self.draft_cost, "null (measured) or >= 0")
 
     @property
     def looks_up(self) -> bool:

@@ -18,6 +18,7 @@ import yaml
 
 from .digest import plain
 from .errors import UserError
+from .files import write_whole
 from .schema import LookupKind, RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,12 +46,15 @@ def run_dir(cfg: RunConfig) -> Path:
     return path
 
 
+def store_folder(cfg: RunConfig) -> Path:
+    """data.store, default run_dir/store."""
+    return Path(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON whole: a temporary name, then a rename."""
+    """Write JSON whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.write_text(json.dumps(plain(value), indent=2) + "\n")
-    os.replace(temporary, path)
+    write_whole(path, (json.dumps(plain(value), indent=2) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def record(cfg: RunConfig, path: Path) -> None:
     """config.yaml and provenance.json: how this run came to be. Holds no secret and no prompt."""
-    (path / "config.yaml").write_text(yaml.safe_dump(plain(cfg), sort_keys=False))
+    write_whole(path / "config.yaml", yaml.safe_dump(plain(cfg), sort_keys=False).encode())
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     earlier = read_json(path / "provenance.json").get("commands", [])
     provenance = {

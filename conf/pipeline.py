@@ -17,7 +17,9 @@ from .schema import RunConfig
 
 STAGES = (("collect", "data"), ("train", "train"), ("evaluate", "eval"))
 # What makes a drafter general: all kinds of requests, whatever else was asked for.
-OF_ALL_KINDS = ("data.sources=[builtin,templated]", "data.categories=[]", "bench.against=null")
+OF_ALL_KINDS = (
+    "data.sources=[builtin,templated]", "data.mode=generate", "data.categories=[]", "bench.against=null",
+)  # fmt: skip
 
 
 def distill(cfg: RunConfig, overrides: Sequence[str]) -> None:

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 
 from .errors import require
-from .prompts import parse_bytes
-from .training import parse_seconds
+from .units import parse_bytes, parse_seconds
 
 
 @dataclass

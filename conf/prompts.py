@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from .errors import require
+from .units import parse_bytes
 
 
 class Features(StrEnum):
@@ -93,6 +94,8 @@ class DataConfig:
             require(getattr(self, key) >= 1, f"data.{key}", getattr(self, key), ">= 1")
         require(self.use_tokens is None or self.use_tokens >= 1, "data.use_tokens", self.use_tokens, "null or >= 1")
         require(self.self_written >= 0, "data.self_written", self.self_written, ">= 0")
+        known = not self.categories or self.self_written == 0
+        require(known, "data.self_written", self.self_written, "0 beside data.categories: what it asks has no category")
         require(
             len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)),
             "data.temperatures",
@@ -152,15 +155,3 @@ class BenchConfig:
             "exact (typical acceptance is LOSSY, and the verifier does not have it)",
         )  # fmt: skip
         require(self.lossless_draws >= 100, "bench.lossless_draws", self.lossless_draws, ">= 100")
-
-
-def parse_bytes(text: str, key: str) -> int:
-    """'2GB' -> bytes (decimal units B, KB, MB, GB, TB). Raises ConfigError naming `key`."""
-    units = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3, "B": 1}
-    upper = text.upper().replace(" ", "")
-    for unit, factor in units.items():
-        number = upper.removesuffix(unit)
-        if number != upper and number.replace(".", "", 1).isdecimal():
-            return int(float(number) * factor)
-    require(False, key, text, "a number with a unit: B, KB, MB, GB, TB")
-    raise AssertionError("unreachable")

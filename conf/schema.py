@@ -25,10 +25,8 @@ from .models import (
     TreeConfig,
 )
 from .planning import PlanSettings
-from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature, parse_bytes
+from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
 from .training import (
-    LR,
-    LR_OF_KIND,
     CheckpointConfig,
     Normalise,
     ObjectiveConfig,
@@ -38,7 +36,6 @@ from .training import (
     PositionWeights,
     TrackingConfig,
     TrainMode,
-    parse_seconds,
 )
 
 __all__ = [
@@ -85,8 +82,6 @@ __all__ = [
     "TrackingConfig",
     "TrainMode",
     "TreeConfig",
-    "parse_bytes",
-    "parse_seconds",
 ]
 
 
@@ -129,8 +124,6 @@ class RunConfig:
         require(writes, "objective.on_policy", self.objective.on_policy, only)
         if self.objective.eta is None:
             self.objective.eta = 10.0 if isinstance(self.drafter, MedusaConfig | BlockConfig) else 3.0
-        if self.optim.lr is None:
-            self.optim.lr = LR_OF_KIND.get(self.drafter.kind, LR)
         if self.objective.position_weights is None:
             block, chains = isinstance(self.drafter, BlockConfig), self.objective.over_chains
             usual = PositionWeights.exp if block else PositionWeights.decay

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from .errors import require
+from .units import parse_seconds
 
 
 class ObjectiveKind(StrEnum):
@@ -72,15 +73,11 @@ class ObjectiveConfig:
         return self.kind in (ObjectiveKind.e2e, ObjectiveKind.e2e_exact)
 
 
-LR = 1e-3
-LR_OF_KIND = {"eagle3": 1e-3, "block": 1e-3}
-
-
 @dataclass
 class OptimConfig:
     """AdamW with warmup and cosine decay, and how long to train."""
 
-    lr: float | None = None  # default: by kind of drafter (LR_OF_KIND), for most 1e-3
+    lr: float = 1e-3
     weight_decay: float = 0.01
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     warmup: float = 0.05  # share of all steps
@@ -94,7 +91,7 @@ class OptimConfig:
     autocast: str = "off"  # off | bfloat16 | auto (bfloat16 where the device has fast bf16)
 
     def __post_init__(self) -> None:
-        require(self.lr is None or self.lr > 0, "optim.lr", self.lr, "> 0")
+        require(self.lr > 0, "optim.lr", self.lr, "> 0")
         require(self.weight_decay >= 0, "optim.weight_decay", self.weight_decay, ">= 0")
         require(
             len(self.betas) == 2 and all(0 <= b < 1 for b in self.betas), "optim.betas", self.betas,
@@ -107,16 +104,12 @@ class OptimConfig:
         require(self.max_steps is None or self.max_steps >= 1, "optim.max_steps", self.max_steps, ">= 1")
         if self.max_time is not None:
             parse_seconds(self.max_time, "optim.max_time")
-        require(self.batch_tokens >= 1, "optim.batch_tokens", self.batch_tokens, ">= 1")
+        # A drafter drafts response token a + 1 at response token a.
+        require(self.batch_tokens >= 2, "optim.batch_tokens", self.batch_tokens, ">= 2: one alone supervises nothing")
         require(self.accumulate >= 1, "optim.accumulate", self.accumulate, ">= 1")
         require(
             self.autocast in ("off", "bfloat16", "auto"), "optim.autocast", self.autocast, "off, bfloat16, auto"
         )
-
-    @property
-    def peak(self) -> float:
-        """The rate after warmup."""
-        return LR if self.lr is None else self.lr
 
 
 class TrainMode(StrEnum):
@@ -178,13 +171,3 @@ class TrackingConfig:
             self.wandb in ("auto", "online", "offline", "off"), "tracking.wandb", self.wandb,
             "auto, online, offline, off",
         )
-
-
-def parse_seconds(text: str, key: str) -> float:
-    """'3min' -> seconds (units s, min, h). Raises ConfigError naming `key`."""
-    for unit, factor in {"min": 60.0, "h": 3600.0, "s": 1.0}.items():
-        number = text.replace(" ", "").removesuffix(unit)
-        if number != text.replace(" ", "") and number.replace(".", "", 1).isdecimal() and float(number) > 0:
-            return float(number) * factor
-    require(False, key, text, "a time above 0 with a unit: s, min, h")
-    raise AssertionError("unreachable")

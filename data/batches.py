@@ -41,11 +41,9 @@ class Batches(ABC):
     def __init__(
         self, store: Store, batch_tokens: int, device: torch.device | str, taps: TapCache | None = None
     ) -> None:
-        """taps: what fills Batch.taps. UserError: batches too small to supervise anything."""
+        """batch_tokens: 2 or more; taps: what fills Batch.taps."""
         self.store, self.batch_tokens, self.device, self.taps = store, batch_tokens, torch.device(device), taps
         self.short_rows = self.cut_rows = 0
-        if batch_tokens < MIN_RESPONSE:
-            raise UserError(f"optim.batch_tokens = {batch_tokens} supervises nothing: use >= 2")
 
     @abstractmethod
     def place(self) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def _rows(name: str, source: str, most: int | None) -> Iterator[PlacedRow]:
             if most is not None and number >= most:
                 return
             yield placed
-    elif source == BENCH_SETS["spec_bench"]:
+    elif source.partition("@")[0] == BENCH_SETS["spec_bench"]:
         yield from _mirrored(source.removeprefix(HUB))
     else:
         yield from hub_rows(source.removeprefix(HUB), most)[1]

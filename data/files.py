@@ -1,40 +1,14 @@
-"""Files that are either there whole or not at all: temporary name, fsync, rename, fsync of the folder."""
+"""A folder that one process writes into, and what a full disk means there."""
 
 import errno
 import fcntl
-import os
 from pathlib import Path
 from typing import IO
 
 from conf.errors import UserError
 
-TEMPORARY = ".tmp"
 LOCK = ".lock"
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to `path` so that a crash leaves the old file or the new one. Raises OSError."""
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def lock_folder(path: Path) -> IO[str]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from conf.digest import shortened
 from conf.errors import UserError
 
 # Names for people. Equal weights under another name are the same target (a folder that was moved).
@@ -29,8 +30,8 @@ def store_identity(target_identity: dict[str, Any], features: str, hidden_size: 
 def check_identity(path: Path, stored: dict[str, Any], current: dict[str, Any]) -> None:
     """Raise a UserError that names every difference between a store's identity and this run's."""
     differences = [
-        f"another {MEANING.get(name, name)}: {name} is {_short(stored.get(name))} in the store, "
-        f"{_short(current.get(name))} now"
+        f"another {MEANING.get(name, name)}: {name} is {shortened(stored.get(name))} in the store, "
+        f"{shortened(current.get(name))} now"
         for name in sorted(stored.keys() | current.keys())
         if stored.get(name) != current.get(name) and not _only_a_label(name, stored, current)
     ]
@@ -44,8 +45,3 @@ def check_identity(path: Path, stored: dict[str, Any], current: dict[str, Any]) 
 def _only_a_label(name: str, stored: dict[str, Any], current: dict[str, Any]) -> bool:
     digest = stored.get("weights_digest")
     return name in LABELS and digest is not None and digest == current.get("weights_digest")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) == 64 else text

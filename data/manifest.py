@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError
-
-from .files import write_whole
+from conf.files import write_whole
 
 NAME = "manifest.json"
 FORMAT = 1

@@ -3,7 +3,8 @@
 import torch
 
 from conf.errors import UserError
-from conf.schema import DataConfig, Features, parse_bytes
+from conf.schema import DataConfig, Features
+from conf.units import parse_bytes
 
 from .progress import format_bytes
 

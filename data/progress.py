@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from conf.units import minutes
+
 LINE_SECONDS = 15.0
 
 
@@ -92,11 +94,6 @@ class PassProgress:
         rate = self.done / max(self._clock() - self._started, 1e-9)
         left = "" if self.done >= self.total else f", {minutes((self.total - self.done) / rate)} left"
         print(f"{self.name}: {self.done:,}/{self.total:,} {self.units}, {rate:.0f} a second{left}", flush=True)
-
-
-def minutes(seconds: float) -> str:
-    """5:22"""
-    return "{}:{:02d}".format(*divmod(round(seconds), 60))
 
 
 def describe(rows: int, tokens: int, total: int, rate: float | None, num_bytes: int) -> str:

@@ -46,10 +46,13 @@ def held_out_revisions(cfg: RunConfig) -> dict[str, str | None]:
     return {name: revision_of(name) for name in (BUILTIN, *bench_sources(cfg))}
 
 
-def collection_digest(cfg: RunConfig, revisions: Mapping[str, str | None]) -> str:
-    """Digest of everything that decides which rows a collection ends with; `revisions` are data.sources'."""
+def collection_digest(
+    cfg: RunConfig, revisions: Mapping[str, str | None], held_out: Mapping[str, str | None]
+) -> str:
+    """Digest of everything that decides which rows a collection ends with; `revisions` are data.sources', `held_out`
+    those of `held_out_revisions`, each as it was when it was read."""
     data = {key: value for key, value in plain(cfg.data).items() if key not in NEUTRAL}
     target = {key: value for key, value in plain(cfg.target).items() if key not in ("device", "kernel")}
-    held_out = sorted(map(str, set(held_out_revisions(cfg).values())))
+    apart = sorted(map(str, set(held_out.values())))
     sources = {name: revisions.get(name) for name in cfg.data.sources}
-    return digest_of({"data": data, "target": target, "seed": cfg.seed, "sources": sources, "held_out": held_out})
+    return digest_of({"data": data, "target": target, "seed": cfg.seed, "sources": sources, "held_out": apart})

@@ -77,10 +77,10 @@ class RowTable:
         fields = self.table.slice(index, 1).to_pylist()[0]
         return Row(**{**fields, "sampling": dict(fields["sampling"])})
 
-    def counts(self, vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """How often each token occurs in the responses and in the prompts, each [V]."""
-        responses = np.bincount(self._response_ids, minlength=vocab_size)
-        return responses, np.bincount(self._prompt_ids, minlength=vocab_size)
+    def counts(self, rows: Sequence[int], vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How often each token occurs in the responses and in the prompts of some rows, each [V] or longer."""
+        responses, prompts = ([part(row) for row in rows] for part in (self.response, self.prompt))
+        return _counts(responses, vocab_size), _counts(prompts, vocab_size)
 
 
 def encode_rows(rows: Sequence[Row]) -> bytes:
@@ -94,6 +94,10 @@ def encode_rows(rows: Sequence[Row]) -> bytes:
 def decode_rows(content: bytes) -> RowTable:
     """The inverse of `encode_rows`."""
     return RowTable(pq.read_table(pa.BufferReader(content)))
+
+
+def _counts(texts: Sequence[NDArray[np.int32]], vocab_size: int) -> NDArray[np.int64]:
+    return np.bincount(np.concatenate([np.empty(0, np.int32), *texts]), minlength=vocab_size)
 
 
 def _flatten(table: pa.Table, name: str) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -13,7 +13,7 @@ from .bench_sets import set_prompts
 from .decontaminate import Decontaminated, decontaminate
 from .prompt import Prompt, stratified, unique
 from .prompts import load_prompts, read_source
-from .revisions import BUILTIN, TEMPLATED, bench_sources
+from .revisions import BUILTIN, TEMPLATED, bench_sources, held_out_revisions
 from .store import Store
 
 WINDOW = 256
@@ -21,11 +21,13 @@ WINDOW = 256
 
 @dataclass(frozen=True)
 class Candidates:
-    """Everything that the sources hold, in its splits, and the revision of each source."""
+    """Everything that the sources hold, in its splits, and the revision of each source; apart: the revisions of what
+    else training is kept apart from, taken before any of it was read, so that what changed meanwhile is read again."""
 
     train: list[Prompt]
     held_out: list[Prompt]  # of the sources, and what is reported on
     revisions: dict[str, str | None]
+    apart: dict[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -38,13 +40,14 @@ class Selection:
 
 def read_candidates(cfg: RunConfig) -> Candidates:
     """Read data.sources and what bench names. UserError: one that can't be read."""
+    apart = held_out_revisions(cfg)
     sources = [read_source(name, cfg.data.prompts, cfg.seed) for name in cfg.data.sources]
     prompts = unique([prompt for source in sources for prompt in source.prompts])
     brought = {source.name for source in sources} - {BUILTIN, TEMPLATED}
     held_out = [p for p in prompts if p.split != "train" and p.source in brought]
     train = of_categories([prompt for prompt in prompts if prompt.split == "train"], cfg.data.categories)
     revisions = {source.name: source.revision for source in sources}
-    return Candidates(train, unique([*held_out, *reported_on(cfg)]), revisions)
+    return Candidates(train, unique([*held_out, *reported_on(cfg)]), revisions, apart)
 
 
 def of_categories(prompts: list[Prompt], categories: Sequence[str]) -> list[Prompt]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.digest import plain
 from conf.errors import UserError
-from conf.paths import record, run_dir, timed, versions
+from conf.paths import record, run_dir, store_folder, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
 from inference.load import device_memory, load_target, precheck
@@ -52,15 +52,11 @@ def run(cfg: RunConfig) -> None:
     print(timing)
 
 
-def store_folder(cfg: RunConfig) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
-
-
 def is_done(cfg: RunConfig, path: Path) -> bool:
     """Whether the store is complete for this configuration and what its sources hold now.
 
-    A store named by data.store is taken as it is; a source that can't be had (no connection) counts as unchanged.
+    A store named by data.store is taken as it is; a source or a benchmark that can't be had (no connection) counts as
+    unchanged.
     Every checksum is verified. UserError: a damaged shard.
     """
     if not (path / NAME).exists():
@@ -71,14 +67,20 @@ def is_done(cfg: RunConfig, path: Path) -> bool:
         return store.complete is not None
     known = store.settings.get("sources", {})
     revisions = {name: revision_of(name) or known.get(name, [None])[-1] for name in cfg.data.sources}
-    return store.complete == collection_digest(cfg, revisions)
+    return store.complete == collection_digest(cfg, revisions, held_out_now(store, cfg))
 
 
-def open_store(path: Path, target: Target, cfg: RunConfig, revisions: Mapping[str, str | None]) -> Store:
+def held_out_now(store: Store, cfg: RunConfig) -> dict[str, str | None]:
+    """`held_out_revisions`, where one can't be had as the store has it."""
+    known = store.settings.get("held_out", {})
+    return {name: revision or known.get(name) for name, revision in held_out_revisions(cfg).items()}
+
+
+def open_store(path: Path, target: Target, cfg: RunConfig, candidates: Candidates) -> Store:
     """The store to write into, made when missing. UserError: it was collected with something else (named)."""
     identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
     if not (path / NAME).exists():
-        return Store.create(path, identity, provenance(cfg, revisions, {}))
+        return Store.create(path, identity, provenance(cfg, candidates, {}))
     store = Store.open(path, identity, write=True)
     earlier, now = store.settings.get("data", {}), plain(cfg.data)
     changed = [f"data.{key} = {earlier.get(key)}" for key in FIXED if earlier.get(key) != now[key]]
@@ -86,17 +88,16 @@ def open_store(path: Path, target: Target, cfg: RunConfig, revisions: Mapping[st
         store.close()
         raise UserError(f"{path} was collected with {', '.join(changed)}: set the same, or another run_dir")
     # Whoever reads it meanwhile waits for what is still to come.
-    store.update(complete=None, settings=provenance(cfg, revisions, store.settings))
+    store.update(complete=None, settings=provenance(cfg, candidates, store.settings))
     return store
 
 
-def provenance(cfg: RunConfig, revisions: Mapping[str, str | None], earlier: Mapping[str, Any]) -> dict[str, Any]:
+def provenance(cfg: RunConfig, candidates: Candidates, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """A store's settings. `sources` has every revision that rows were asked from, the latest one last."""
     sources = {**earlier.get("sources", {})}
-    for name, revision in revisions.items():
+    for name, revision in candidates.revisions.items():
         sources[name] = [*(r for r in sources.get(name, []) if r != revision), revision]
-    held_out = held_out_revisions(cfg)
-    return {"data": plain(cfg.data), "versions": versions(), "sources": sources, "held_out": held_out}
+    return {"data": plain(cfg.data), "versions": versions(), "sources": sources, "held_out": candidates.apart}
 
 
 def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
@@ -105,7 +106,7 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
         candidates = read_candidates(cfg)
         target = load_target(cfg.target)
         print(check_price(cfg.data, target.hidden_size, target.dtype))
-        with open_store(path, target, cfg, candidates.revisions) as store:
+        with open_store(path, target, cfg, candidates) as store:
             figures["earlier_s"] = store.seconds
             try:
                 skipped = _fill(store, target, cfg, candidates)
@@ -115,7 +116,8 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
                 ) from stop
             if not store.num_rows:
                 raise UserError(f"nothing was collected ({skipped}): check data.sources, data.max_prompt_tokens")
-            store.update(complete=collection_digest(cfg, candidates.revisions), settings=store.settings)
+            asked = collection_digest(cfg, candidates.revisions, candidates.apart)
+            store.update(complete=asked, settings=store.settings)
             figures.update(figures_of(store, cfg.data), **device_memory(target.device))
     if str(skipped):
         print(skipped)
@@ -182,6 +184,6 @@ def _tell(folder: Path, store: Store, data: DataConfig) -> None:
 def _say_unchecked(store: Store, cfg: RunConfig) -> None:
     """A store that another run collected may not have been kept apart from what this one reports on."""
     checked = store.settings.get("held_out", {}).values()
-    unchecked = [name for name, revision in held_out_revisions(cfg).items() if revision not in checked]
+    unchecked = [name for name, revision in held_out_now(store, cfg).items() if revision not in checked]
     if unchecked:
         print(f"{store.path} was collected without regard to {', '.join(unchecked)}: figures on it may flatter")

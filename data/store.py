@@ -15,10 +15,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from conf.digest import file_digest, plain
+from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
+from conf.files import write_whole
 
-from .files import lock_folder, refuse_full_disk, write_whole
+from .files import lock_folder, refuse_full_disk
 from .identity import check_identity
 from .manifest import NAME, Manifest, Shard, load_manifest
 from .rows import Row, RowTable, decode_rows, encode_rows
@@ -85,9 +86,9 @@ class Store:
         self._manifest, self._index = manifest, None
         return True
 
-    def first(self, count: int) -> "Store":
+    def first(self, count: int) -> Self:
         """The first `count` shards alone, to be read."""
-        part = Store(self.path, self._changed(shards=self.shards[:count], excluded={}), None)
+        part = self._view(shards=self.shards[:count], excluded={})
         excluded: dict[str, int] = {}
         for shard in range(count) if self.excluded else ():
             keys = part.table(shard).column("key")
@@ -146,6 +147,11 @@ class Store:
     def num_rows(self) -> int:
         """Rows to train on."""
         return sum(shard.num_rows for shard in self.shards) - len(self.excluded)
+
+    @property
+    def rows_digest(self) -> str:
+        """Of all that the shards hold, and of which rows are excluded."""
+        return digest_of([[shard.files for shard in self.shards], self.excluded])
 
     @property
     def num_response_tokens(self) -> int:
@@ -214,7 +220,7 @@ class Store:
 
     def without(self, rows: dict[str, int]) -> Self:
         """The same store, for reading, that leaves out more rows (key -> response tokens)."""
-        return type(self)(self.path, self._changed(excluded=self.excluded | rows), None)
+        return self._view(excluded=self.excluded | rows)
 
     def table(self, shard: int) -> RowTable:
         """The rows of one shard. UserError when the shard is damaged."""
@@ -248,16 +254,13 @@ class Store:
         """How often each token occurs in responses and prompts to train on: two [V] int64; of all shards, or of some.
         UserError: ids beyond V.
         """
-        counted = range(len(self.shards)) if shards is None else shards
         total = np.zeros((2, vocab_size), np.int64)
-        for shard in counted:
-            counts = self.table(shard).counts(vocab_size)
+        for table in map(self.table, range(len(self.shards)) if shards is None else shards):
+            kept = [row for row, key in enumerate(table.column("key")) if key not in self.excluded]
+            counts = table.counts(kept, vocab_size)
             if max(len(part) for part in counts) > vocab_size:
                 raise UserError(f"{self.path} has ids beyond a vocabulary of {vocab_size}: another target?")
             total += np.stack(counts)
-        for row in (self.get(key) for key in self.excluded if self._keys()[key][0] in counted):
-            total[0] -= np.bincount(row.response_ids, minlength=vocab_size)
-            total[1] -= np.bincount(row.prompt_ids, minlength=vocab_size)
         return torch.from_numpy(total[0]), torch.from_numpy(total[1])
 
     def verify(self) -> None:
@@ -308,11 +311,20 @@ class Store:
             return "the file is missing"
         return None if file_digest(path) == digest else "its checksum differs"
 
+    def _view(self, **changes: Any) -> Self:
+        """The store with another manifest, for reading; what was read and verified is not read again."""
+        view = type(self)(self.path, self._changed(**changes), None)
+        view._tables, view._verified = dict(self._tables), set(self._verified)
+        return view
+
     def _changed(self, **changes: Any) -> Manifest:
         return Manifest(**{**vars(self._manifest), **changes})
 
     def _write(self, contents: dict[str, bytes], manifest: Manifest) -> None:
-        """Write files, then the manifest that lists them; leave nothing behind when that fails."""
+        """Write files, then the manifest that lists them; leave nothing behind when that fails. ValueError: the store
+        was opened for reading, or closed."""
+        if self._lock is None:
+            raise ValueError(f"{self.path} is not open for writing")
         try:
             for name, content in contents.items():
                 write_whole(self.path / name, content)

@@ -15,10 +15,20 @@ from .collect import CLOSE_ENOUGH
 from .store import Store
 
 
-class _Row(NamedTuple):
+class Usable(NamedTuple):
+    """A row to train on, by its place."""
+
     key: str
     category: str
+    shard: int
+    row: int
     tokens: int  # of the response
+
+
+def in_digest_order(store: Store) -> list[Usable]:
+    """Every row to train on, in an order that has nothing to do with how they were collected: whatever part of them
+    comes first is a sample of all."""
+    return sorted(_usable(store), key=lambda row: hashlib.sha256(row.key.encode()).digest())
 
 
 def limited(store: Store, tokens: int | None, categories: Sequence[str] = ()) -> Store:
@@ -29,11 +39,11 @@ def limited(store: Store, tokens: int | None, categories: Sequence[str] = ()) ->
     """
     if tokens is None and not categories:
         return store
-    rows = list(_usable(store))
+    rows = in_digest_order(store)
     chosen = [row for row in rows if row.category in categories] if categories else rows
     _check(store, chosen, tokens, categories)
     used, total = set(), 0
-    for row in sorted(chosen, key=lambda row: hashlib.sha256(row.key.encode()).digest()):
+    for row in chosen:
         if tokens is not None and total >= tokens:
             break
         used.add(row.key)
@@ -41,7 +51,7 @@ def limited(store: Store, tokens: int | None, categories: Sequence[str] = ()) ->
     return store.without({row.key: row.tokens for row in rows if row.key not in used})
 
 
-def _check(store: Store, rows: Sequence[_Row], tokens: int | None, categories: Sequence[str]) -> None:
+def _check(store: Store, rows: Sequence[Usable], tokens: int | None, categories: Sequence[str]) -> None:
     there = {row.category for row in rows}
     for category in categories:
         if category not in there:
@@ -55,9 +65,9 @@ def _check(store: Store, rows: Sequence[_Row], tokens: int | None, categories: S
         )
 
 
-def _usable(store: Store) -> Iterator[_Row]:
-    """Every row to train on."""
-    for table in map(store.table, range(len(store.shards))):
+def _usable(store: Store) -> Iterator[Usable]:
+    for shard in range(len(store.shards)):
+        table = store.table(shard)
         for row, (key, category) in enumerate(zip(table.column("key"), table.column("category"), strict=True)):
             if key not in store.excluded:
-                yield _Row(key, category, len(table.response(row)))
+                yield Usable(key, category, shard, row, len(table.response(row)))

@@ -17,12 +17,13 @@ from torch import Tensor
 
 from conf.digest import digest_of, file_digest
 from conf.errors import UserError
+from conf.files import write_whole
 from conf.paths import read_json
-from conf.schema import parse_bytes
+from conf.units import parse_bytes
 from inference.batch import right_padded, similar_lengths
 from inference.target import Target
 
-from .files import lock_folder, write_whole
+from .files import lock_folder
 from .progress import PassProgress, format_bytes
 from .slices import Slices
 from .store import Store

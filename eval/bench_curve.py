@@ -12,7 +12,8 @@ from conf.cli import main
 from conf.compose import load
 from conf.errors import UserError
 from conf.paths import machine, record, versions, write_json
-from conf.schema import CurveConfig, parse_seconds
+from conf.schema import CurveConfig
+from conf.units import parse_seconds
 
 from .against import with_interval
 from .bench_drafters import store_facts

@@ -9,7 +9,8 @@ from typing import Any
 from conf.compose import quoted
 from conf.errors import require
 from conf.paths import run_dir
-from conf.schema import RunConfig, parse_seconds
+from conf.schema import RunConfig
+from conf.units import parse_seconds
 
 EVALUATION_SECONDS = 150.0  # that the first one is expected to take
 

@@ -14,6 +14,7 @@ from conf.compose import quoted
 from conf.digest import digest_of, file_digest, plain
 from conf.paths import read_json, write_json
 from conf.pipeline import run_stage
+from conf.units import minutes
 from data.manifest import NAME
 
 from .job_plan import Job, Plan
@@ -136,7 +137,8 @@ class JobProgress:
     def begin(self, job: Job) -> None:
         """Its stages start."""
         self.began = self.clock()
-        self._say(job, f"about {minutes(self._likely([job]))}; all in about {minutes(self._likely(self.left))}", 1)
+        own, every = minutes(self._likely([job])), minutes(self._likely(self.left))
+        self._say(job, f"about {own} min; all in about {every} min", 1)
 
     def end(self, outcome: Outcome) -> None:
         """Its stages are over; failed ones say nothing about the time of others."""
@@ -144,7 +146,8 @@ class JobProgress:
         self.left.remove(outcome.job)
         if outcome.error is None:
             self.expected, self.taken = self.expected + outcome.job.likely_seconds, self.taken + seconds
-        self._say(outcome.job, f"done in {minutes(seconds)}" if outcome.error is None else f"FAILED: {outcome.error}")
+        told = f"done in {minutes(seconds)} min" if outcome.error is None else f"FAILED: {outcome.error}"
+        self._say(outcome.job, told)
 
     def _likely(self, jobs: Sequence[Job]) -> float:
         pace = self.taken / self.expected if self.expected else 1.0
@@ -152,9 +155,3 @@ class JobProgress:
 
     def _say(self, job: Job, what: str, started: int = 0) -> None:
         print(f"[{len(self.jobs) - len(self.left) + started}/{len(self.jobs)}] {job.name}: {what}", flush=True)
-
-
-def minutes(seconds: float) -> str:
-    """'4:05 min'."""
-    whole, rest = divmod(round(seconds), 60)
-    return f"{whole}:{rest:02d} min"

@@ -17,8 +17,8 @@ import torch
 from conf.cli import argv_overrides, main
 from conf.errors import UserError
 from conf.paths import machine, read_json, record, run_dir, versions, write_json
-from conf.prompts import parse_bytes
-from conf.schema import PlanConfig, parse_seconds
+from conf.schema import PlanConfig
+from conf.units import parse_bytes, parse_seconds
 from data.manifest import NAME
 from inference.load import load_target, precheck
 from inference.sampling import Sampling

@@ -9,6 +9,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conf.units import minutes
+
 LINE_SECONDS = 15.0
 
 
@@ -54,5 +56,4 @@ class EvaluationProgress:
 
     def _left(self, now: float) -> str:
         each = (now - self._started) / (self._count - self.done)
-        minutes, seconds = divmod(round(each * (self.total - self._count)), 60)
-        return f"{minutes}:{seconds:02d}"
+        return minutes(each * (self.total - self._count))

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from conf.files import write_whole
 from inference.acceptance import Round
 
 AXES = {"tokens": "response tokens", "seconds": "seconds of training"}  # of a learning curve
@@ -78,9 +79,7 @@ class Partial:
         self.records: list[PromptRecord] = list(read_records(path, digest))
         self.seconds = self.records[-1].elapsed if self.records else 0.0  # of earlier attempts
         lines = [json.dumps({"digest": digest}), *(json.dumps(asdict(r)) for r in self.records)]
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, ("\n".join(lines) + "\n").encode())
 
     def append(self, record: PromptRecord) -> None:
         """Keep a record, on disk at once."""

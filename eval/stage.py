@@ -11,6 +11,7 @@ import yaml
 
 from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError
+from conf.files import write_whole
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
@@ -316,7 +317,5 @@ def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> No
 
     write_json(folder / "evaluate" / "traces.json", {"traces": shown})
     page = render(report, draw_plots(report, folder), shown)
-    temporary = folder / ".report.html.tmp"
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(folder / "report.html")
+    write_whole(folder / "report.html", page.encode())
     write_json(folder / "report.json", report)

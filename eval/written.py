@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.digest import digest_of, plain
+from conf.files import write_whole
 from conf.paths import run_dir
 from conf.schema import RunConfig
 from data.turns import first_turn
@@ -78,9 +79,7 @@ def _write(asked: Sequence[WrittenText], target: Target, cfg: RunConfig) -> Iter
 def _save(path: Path, digest: str, texts: Sequence[WrittenText]) -> None:
     lines = [json.dumps({"digest": digest}), *(json.dumps(asdict(text)) for text in texts)]
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, ("\n".join(lines) + "\n").encode())
 
 
 def _read(path: Path, digest: str) -> Iterator[WrittenText]:

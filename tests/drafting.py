@@ -17,7 +17,7 @@ from conf.schema import (
     NgramConfig,
     SuffixConfig,
 )
-from eval.enumeration import Patch
+from eval.loop_law import Patch
 from eval.mutations import MUTATIONS
 from inference.decode import _Loop
 from inference.drafters import Draft, Drafter, Pool, build

@@ -3,8 +3,9 @@
 Everything that decides the next step is in them: trained weights and buffers, optimiser, random generators, place in
 the data. The rate of a step follows from its number, so there is no scheduler state; in a run on the clock
 (optim.max_time) from the time of the steps before it, which no two runs share: such a run resumes within its time,
-but only runs by steps resume bit by bit. Which one is the best follows from the validations in the newest one's
-state: a file of its own could contradict it after a kill.
+but only runs by steps resume bit by bit (where the taps beside a store, which are bfloat16, stay: without room for them
+a resumed run computes its own, which are not rounded). Which one is the best follows from the validations in the
+newest one's state: a file of its own could contradict it after a kill.
 """
 
 import hashlib
@@ -19,9 +20,9 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from conf.digest import file_digest
+from conf.digest import file_digest, shortened
 from conf.errors import UserError
-from data.files import fsync_folder, write_whole
+from conf.files import fsync_folder, write_whole
 
 STATE, WEIGHTS, OPTIMIZER = "state.json", "drafter.safetensors", "optimizer.safetensors"
 TEMPORARY = ".writing-"
@@ -228,7 +229,7 @@ def set_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, T
 def check_identity(state: TrainState, identity: dict[str, Any], folder: Path) -> None:
     """Refuse a checkpoint of another configuration. Raises UserError that names every key that differs."""
     differing = [
-        f"{key} (checkpoint {_short(state.identity.get(key))}, now {_short(identity.get(key))})"
+        f"{key} (checkpoint {shortened(state.identity.get(key))}, now {shortened(identity.get(key))})"
         for key in sorted(state.identity.keys() | identity.keys())
         if state.identity.get(key) != identity.get(key)
     ]
@@ -252,8 +253,3 @@ def flatten(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _json(state: TrainState) -> bytes:
     return json.dumps(asdict(state), indent=1).encode()
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return f"{text[:12]}…" if len(text) >= 64 else text

@@ -47,7 +47,8 @@ def choose_layers(
     """Write run_dir/layers.json, unless it is there: a run that is resumed keeps its layers. ids [D]: the trimmed
     vocabulary. Raises ConfigError for a budget that is too small, UserError for layers that can't be run alone.
     """
-    digest = digest_of({"target": target.identity, "drafter": drafter})
+    of_rows = {"rows": store.rows_digest, "seed": cfg.seed}
+    digest = digest_of({"target": target.identity, "drafter": drafter, **of_rows})
     if read_json(path / FILE).get("digest") == digest:
         return
     search = Search(cfg, drafter, target, store, ids)

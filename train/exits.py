@@ -20,6 +20,7 @@ from conf.schema import EarlyExitConfig, RunConfig
 from data.loader import Loader
 from data.store import Store
 from inference.batch import Batch, response_positions
+from inference.decode import Result
 from inference.drafters import Drafter, build
 from inference.drafters.early_exit import EarlyExitDrafter
 from inference.drafters.heads import Readout
@@ -27,7 +28,7 @@ from inference.drafters.ranges import exit_layers
 from inference.shortcuts import scaled, shortcut, spaced
 from inference.target import Target
 
-from .validate import choose_requests, held_out_batches, plain_answers
+from .validate import Answers, held_out_batches
 
 FILE = "exit.json"
 MOST = 16  # exits that are tried, evenly spaced
@@ -36,7 +37,7 @@ CONTEXT, REPEATS = 128, 9  # tokens in the cache, and timings of which the media
 
 
 @dataclass(frozen=True)
-class Costs:
+class LayerCosts:
     """Seconds: a layer and the full head over one token and over a round's, and one readout of a draft step."""
 
     layer_one: float
@@ -56,15 +57,17 @@ class Forecast:
 
 
 def choose_exit(
-    cfg: RunConfig, drafter: EarlyExitConfig, path: Path, target: Target, store: Store, ids: Tensor | None
-) -> None:
+    cfg: RunConfig, drafter: EarlyExitConfig, path: Path, target: Target, store: Store, ids: Tensor | None,
+    answers: Answers,
+) -> None:  # fmt: skip
     """Write run_dir/exit.json, unless it is there: a run that is resumed keeps its exit. ids [D]: the trimmed
-    vocabulary.
+    vocabulary; answers: to the choosing prompts.
     """
-    digest = digest_of({"target": target.identity, "drafter": drafter, "rows": store.num_rows})
+    of_rows = {"rows": store.rows_digest, "seed": cfg.seed}
+    digest = digest_of({"target": target.identity, "drafter": drafter, **of_rows})
     if read_json(path / FILE).get("digest") == digest:
         return
-    tried = forecasts(cfg, drafter, target, store, ids)
+    tried = forecasts(cfg, drafter, target, store, ids, answers())
     best = max(tried, key=lambda f: f.speedup)
     shown = ", ".join(f"{f.layer}: {f.accepted:.2f} accepted, {f.speedup:.2f}x" for f in tried)
     pays = "" if best.speedup > 1 else "; no exit is forecast to pay here"
@@ -78,19 +81,20 @@ def chosen_exit(path: Path) -> int:
 
 
 def forecasts(
-    cfg: RunConfig, drafter: EarlyExitConfig, target: Target, store: Store, ids: Tensor | None
-) -> list[Forecast]:
-    """Of every exit that is tried."""
+    cfg: RunConfig, drafter: EarlyExitConfig, target: Target, store: Store, ids: Tensor | None,
+    plain: Sequence[Result],
+) -> list[Forecast]:  # fmt: skip
+    """Of every exit that is tried, on the target's own greedy answers."""
     exits, tail = exit_layers(drafter, target.num_layers, target.name)
     exits = spaced(exits, MOST)
     gamma, count = drafter.num_spec_tokens, target.num_layers
     fit = fit_states(cfg, target, store, exits) if drafter.trains else None
-    accepted = acceptance(cfg, target, exits, fit, ids, gamma)
-    costs = measure_costs(target, build(replace(drafter, exit_layer=exits[0], lookup=False), target, ids), gamma)
+    accepted = acceptance(target, plain, exits, fit, ids, gamma)
+    costs = measure_layers(target, build(replace(drafter, exit_layer=exits[0], lookup=False), target, ids), gamma)
     return [Forecast(e, a, speedup(e, a, costs, count, len(tail), gamma)) for e, a in zip(exits, accepted, strict=True)]
 
 
-def speedup(layer: int, accepted: float, costs: Costs, count: int, tail: int, gamma: int) -> float:
+def speedup(layer: int, accepted: float, costs: LayerCosts, count: int, tail: int, gamma: int) -> float:
     """(1 + accepted) plain steps' time over a round's.
 
     A round of an exit after `layer` of `count` layers: gamma + 1 passes of those layers, gamma of the `tail` layers
@@ -116,11 +120,10 @@ def fit_states(cfg: RunConfig, target: Target, store: Store, exits: Sequence[int
 
 @torch.no_grad()
 def acceptance(
-    cfg: RunConfig, target: Target, exits: Sequence[int], fit: tuple[list[Tensor], Tensor] | None,
+    target: Target, plain: Sequence[Result], exits: Sequence[int], fit: tuple[list[Tensor], Tensor] | None,
     ids: Tensor | None, gamma: int,
 ) -> list[float]:  # fmt: skip
     """Mean draft tokens accepted in a round at temperature 0, for each exit, on the target's own answers."""
-    plain = plain_answers(target, choose_requests(cfg, target))
     readout, runs, anchors = Readout(target, ids), [0.0] * len(exits), 0
     shortcuts = [None] * len(exits) if fit is None else [shortcut(states, fit[1]) for states in fit[0]]
     for batch in held_out_batches(plain):
@@ -152,7 +155,7 @@ def leading_runs(agree: Tensor, lengths: Tensor, gamma: int) -> float:
 
 
 @torch.inference_mode()
-def measure_costs(target: Target, drafter: Drafter, gamma: int) -> Costs:
+def measure_layers(target: Target, drafter: Drafter, gamma: int) -> LayerCosts:
     """Timed with CONTEXT tokens in the cache, batch 1."""
     assert isinstance(drafter, EarlyExitDrafter)
     cache, stack, count = target.new_cache(1, CONTEXT + gamma + 1), target.stack, target.num_layers
@@ -165,7 +168,7 @@ def measure_costs(target: Target, drafter: Drafter, gamma: int) -> Costs:
         return lambda: stack.run(state, stack.begin(cache, n), cache, 0, count)
 
     one, several = layers(1)(), layers(gamma + 1)()
-    return Costs(
+    return LayerCosts(
         layer_one=seconds(layers(1)) / count,
         layer_round=seconds(layers(gamma + 1)) / count,
         head_one=seconds(lambda: target.head(stack.norm(one))),

@@ -9,10 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from conf.errors import UserError
+from conf.schema import RunConfig
 from data.stream import StreamLoader
 from inference.batch import Batch
 
-from .checkpoint import TrainState
+from .checkpoint import Checkpoints, TrainState
 from .loop import Run
 from .optim import cooldown_steps, stable_rate, steps_before_cooldown
 
@@ -65,7 +66,7 @@ class OnlineTrainer(Run[StreamLoader]):
             if self._fetch():
                 return False
             self._begin_cooldown()
-        if self.state.step >= sum(self.state.cooldown):
+        if has_cooled_down(self.state):
             return True
         self._next = self._recalled()
         return False
@@ -81,24 +82,12 @@ class OnlineTrainer(Run[StreamLoader]):
     def newest(self) -> TrainState | None:
         """The newest checkpoint or, if it has cooled down and there is more to learn from, where that began."""
         state = super().newest()
-        before = self.checkpoints.whole(state.cooldown[0]) if state and state.cooldown else None
-        if state is None or before is None:
-            return state
-        before.cooldown, before.loader = [], {**before.loader, "recall": None, "at": 0}
-        return before if self._goes_on(before, finished=state.step >= sum(state.cooldown)) else state
-
-    def _goes_on(self, before: TrainState, finished: bool) -> bool:
-        """Whether there are new rows for a run that stands at `before` its cooldown, or may still come."""
-        store, start = self.loader.store, self.loader.place()
-        self.loader.go_to(before.loader)
-        there = self.loader.take(self.cfg.optim.accumulate) is not None
-        self.loader.go_to(start)
-        return not self._at_limit(before) and (there or (finished and store.complete is None))
+        return state and (before_more(self.cfg, self.checkpoints, state, self.loader) or state)
 
     def _fetch(self) -> bool:
         """Wait for the next step's batches; False when it is time to cool down."""
         patience = Patience(self.cfg.online.idle_timeout, self.display.say)
-        while not self._at_limit(self.state):
+        while not at_limit(self.state, self.cfg):
             batches = self.loader.take(self.cfg.optim.accumulate)
             if batches is not None:
                 self._next = batches
@@ -123,12 +112,6 @@ class OnlineTrainer(Run[StreamLoader]):
         super()._save()
         self._saved = time.monotonic()
 
-    def _at_limit(self, state: TrainState) -> bool:
-        """Whether a limit leaves only the cooldown."""
-        most, seconds, share = self.cfg.optim.max_steps, self.cfg.online.max_seconds, self.cfg.online.cooldown
-        enough = most is not None and state.step >= steps_before_cooldown(most, share)
-        return enough or (seconds is not None and state.seconds >= seconds / (1 + share))
-
     def _begin_cooldown(self) -> None:
         step, cfg = self.state.step, self.cfg
         if step == 0:
@@ -151,3 +134,31 @@ class OnlineTrainer(Run[StreamLoader]):
 
     def _rate(self, step: int) -> float:
         return stable_rate(step, self.cfg.optim, self.cfg.online.warmup_steps, self.state.cooldown)
+
+
+def has_cooled_down(state: TrainState) -> bool:
+    """Whether that is where a run ended."""
+    return bool(state.cooldown) and state.step >= sum(state.cooldown)
+
+
+def at_limit(state: TrainState, cfg: RunConfig) -> bool:
+    """Whether a limit leaves only the cooldown."""
+    most, seconds, share = cfg.optim.max_steps, cfg.online.max_seconds, cfg.online.cooldown
+    enough = most is not None and state.step >= steps_before_cooldown(most, share)
+    return enough or (seconds is not None and state.seconds >= seconds / (1 + share))
+
+
+def before_more(
+    cfg: RunConfig, checkpoints: Checkpoints, state: TrainState, loader: StreamLoader
+) -> TrainState | None:
+    """Where the cooldown of `state` began, if the run is to go on from there: there are new rows, or there may be
+    some when it has ended, and no limit is met."""
+    before = checkpoints.whole(state.cooldown[0]) if state.cooldown else None
+    if before is None or at_limit(before, cfg):
+        return None
+    before.cooldown, before.loader = [], {**before.loader, "recall": None, "at": 0}
+    start = loader.place()
+    loader.go_to(before.loader)
+    there = loader.take(cfg.optim.accumulate) is not None
+    loader.go_to(start)
+    return before if there or (has_cooled_down(state) and loader.store.complete is None) else None

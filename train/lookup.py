@@ -1,7 +1,6 @@
 """The lookup of a drafter: its pool, made from the store, and its rule, chosen when its weights are
 (inference/tuning.py says why then)."""
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from typing import Any
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from conf.errors import UserError
 from conf.schema import DrafterConfig
 from data.store import Store
+from data.subset import in_digest_order
 from inference.along import drafted_chances
 from inference.costs import Costs, measure_costs
 from inference.decode import Result
@@ -34,16 +34,11 @@ def make_pool(cfg: DrafterConfig, store: Store) -> Pool | None:
 
 
 def _within(most: int, store: Store) -> Iterator[NDArray[np.int32]]:
-    """Rows in an order that has nothing to do with how they were collected: a pool that is cut is still a sample."""
-    tables = [store.table(shard) for shard in range(len(store.shards))]
-    places = [(key, table, row) for table in tables for row, key in enumerate(table.column("key"))]
-    kept = [place for place in places if place[0] not in store.excluded]
-    for _, table, row in sorted(kept, key=lambda place: hashlib.sha256(place[0].encode()).digest()):
-        response = table.response(row)
-        most -= len(response)
+    for row in in_digest_order(store):
+        most -= row.tokens
         if most < 0:
             return
-        yield response
+        yield store.table(row.shard).response(row.row)
 
 
 def tuned(

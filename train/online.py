@@ -1,6 +1,5 @@
 """The training stage on a store that grows (mode=online); what it leaves is what train/run.py leaves."""
 
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from accelerate import Accelerator
 
 from conf.errors import UserError, require
 from conf.exits import AUTO
-from conf.paths import read_json, record, run_dir, write_json
+from conf.paths import read_json, record, run_dir, store_folder, write_json
 from conf.schema import EarlyExitConfig, LmConfig, RunConfig
 from data.manifest import NAME
 from data.store import Store
@@ -17,8 +16,8 @@ from inference.drafters import needs_vocab
 from inference.load import device_of, load_target, precheck
 from inference.target import Target
 
-from .checkpoint import flatten
-from .follow import OnlineTrainer, Patience
+from .checkpoint import Checkpoints, flatten
+from .follow import OnlineTrainer, Patience, before_more, has_cooled_down
 from .loop import make_accelerator
 from .rng import seed_everything
 from .run import (
@@ -27,17 +26,19 @@ from .run import (
     make_drafter,
     measured,
     open_store,
-    store_folder,
     training_identity,
     with_exit,
     with_layers,
 )
-from .validate import Validator
+from .validate import Validator, choosing_answers
 from .vocab import coverage_line
 
 FIRST = "first.json"  # which shards came first: a run that is resumed keeps the vocabulary that was chosen on them
-# How long it goes on: what was learned before does not depend on it.
-NEUTRAL = ("optim.epochs", "optim.max_steps", "optim.warmup", "online.idle_timeout", "online.max_seconds")
+# How long it goes on, on which what was learned before does not depend, and what means nothing here.
+NEUTRAL = (
+    "optim.epochs", "optim.max_steps", "optim.warmup", "online.idle_timeout", "online.max_seconds",
+    "checkpoint.validations",
+)  # fmt: skip
 
 
 def run(cfg: RunConfig) -> None:
@@ -57,12 +58,16 @@ def run(cfg: RunConfig) -> None:
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Learn from the store as it grows, and write the best checkpoint as `drafter/`."""
-    store = wait_for_store(cfg, path, target)
+    store = wait_for_store(cfg, target)
     first = first_shards(cfg, path, store)
-    cfg = with_layers(with_exit(cfg, path, target, first), path, target, first)
+    answers = choosing_answers(cfg, target)
+    cfg = with_layers(with_exit(cfg, path, target, first, answers), path, target, first)
     identity = online_identity(cfg, target, first)
-    if store.complete is not None and is_done(path, {**identity, "learned": shards_digest(store.shards)}):
-        print(f"{path / 'drafter'} is trained on all {len(store.shards)} shards of {store.path} already", flush=True)
+    loader = StreamLoader(
+        store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, replay=cfg.online.replay,
+        replay_tokens=cfg.online.replay_tokens, device=target.device,
+    )  # fmt: skip
+    if is_over(cfg, path, loader, identity):
         return
     record(cfg, path)
     with measured(path, accelerator) as figures:
@@ -71,27 +76,38 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         if drafter.draft_ids is not None:
             own, ids = cfg.drafter.warm_start is None and cfg.drafter.folder is None, drafter.draft_ids.cpu()
             print(coverage_line(first, target.vocab_size, ids, set(target.eos_ids), own=own), flush=True)
-        loader = StreamLoader(
-            store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, replay=cfg.online.replay,
-            replay_tokens=cfg.online.replay_tokens, device=target.device,
-        )  # fmt: skip
         trainer = OnlineTrainer(cfg, path, target, drafter, loader, accelerator, identity)
-        validator = cache(lambda: Validator(cfg, target))
-        trainer.train(validator)
-        figures |= finish(trainer, drafter_cfg, validator().plain)
+        trainer.train(lambda: Validator(cfg, target, answers()))
+        figures |= finish(trainer, drafter_cfg, answers())
 
 
-def wait_for_store(cfg: RunConfig, path: Path, target: Target) -> Store:
+def is_over(cfg: RunConfig, path: Path, loader: StreamLoader, identity: dict[str, Any]) -> bool:
+    """Whether `drafter/` is what this run ends with: of all shards or, where a limit ended it, of those until then."""
+    store = loader.store
+    if store.complete is not None and is_done(path, {**identity, "learned": shards_digest(store.shards)}):
+        print(f"{path / 'drafter'} is trained on all {len(store.shards)} shards of {store.path} already", flush=True)
+        return True
+    checkpoints = Checkpoints(path / "checkpoints", cfg.checkpoint.keep)
+    state = checkpoints.latest(quiet=True)
+    if state is None or not is_done(path, {**identity, "learned": state.loader["learned"]}):
+        return False
+    if not has_cooled_down(state) or before_more(cfg, checkpoints, state, loader) is not None:
+        return False
+    print(f"{path / 'drafter'} is trained to the limit of {state.step} steps already", flush=True)
+    return True
+
+
+def wait_for_store(cfg: RunConfig, target: Target) -> Store:
     """The store to learn from, once it has the rows that its first choices are made on, or won't get them.
 
     Raises UserError: nothing came in online.idle_timeout seconds; a store of another target.
     """
-    folder, wanted = store_folder(cfg, path), first_tokens(cfg)
+    folder, wanted = store_folder(cfg), first_tokens(cfg)
     patience = Patience(cfg.online.idle_timeout, lambda line: print(line, flush=True))
     store = None
     while True:
         if store is None and (folder / NAME).exists():
-            store = open_store(cfg, path, target)
+            store = open_store(cfg, target)
             patience.news()
         there = 0 if store is None else store.num_collected_tokens
         ended = patience.is_over or (store is not None and store.complete is not None)
@@ -119,14 +135,15 @@ def first_tokens(cfg: RunConfig) -> int:
 
 def first_shards(cfg: RunConfig, path: Path, store: Store) -> Store:
     """The shards with the first `first_tokens` response tokens: the same ones whenever a run is resumed."""
-    known = read_json(path / FIRST)
+    known, wanted = read_json(path / FIRST), first_tokens(cfg)
     count = int(known.get("shards", 0))
-    if not count or known["files"] != shards_digest(store.shards[:count]):
+    asked = count > 0 and known.get("tokens") == wanted
+    if not asked or known["files"] != shards_digest(store.shards[:count]):
         count, tokens = 0, 0
-        while count < len(store.shards) and tokens < first_tokens(cfg):
+        while count < len(store.shards) and tokens < wanted:
             tokens += store.shards[count].num_response_tokens
             count += 1
-        write_json(path / FIRST, {"shards": count, "files": shards_digest(store.shards[:count])})
+        write_json(path / FIRST, {"tokens": wanted, "shards": count, "files": shards_digest(store.shards[:count])})
     return store.first(count)
 
 

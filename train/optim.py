@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from conf.errors import UserError
-from conf.schema import OptimConfig, parse_seconds
+from conf.schema import OptimConfig
+from conf.units import parse_seconds
 
 NATIVE_BF16 = ("amx_bf16", "avx512_bf16", "bf16")  # x86 and Arm flags of CPUs that multiply in bfloat16
 
@@ -27,17 +28,17 @@ def build_optimizer(module: nn.Module, cfg: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": cfg.weight_decay},
         {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.peak, betas=(cfg.betas[0], cfg.betas[1]))
+    return torch.optim.AdamW([g for g in groups if g["params"]], lr=cfg.lr, betas=(cfg.betas[0], cfg.betas[1]))
 
 
 def learning_rate(step: int, total: int, cfg: OptimConfig) -> float:
     """Rate of step 0..total-1: linear warmup over `warmup` of all steps, then a cosine to final_lr * lr."""
     warmup = round(cfg.warmup * total)
     if step < warmup:
-        return cfg.peak * (step + 1) / warmup
+        return cfg.lr * (step + 1) / warmup
     progress = (step - warmup) / max(1, total - 1 - warmup)
-    floor = cfg.peak * cfg.final_lr
-    return floor + (cfg.peak - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+    floor = cfg.lr * cfg.final_lr
+    return floor + (cfg.lr - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
 def stable_rate(step: int, cfg: OptimConfig, warmup: int, cooldown: Sequence[int] = ()) -> float:
@@ -45,10 +46,10 @@ def stable_rate(step: int, cfg: OptimConfig, warmup: int, cooldown: Sequence[int
     length) lr (1 - sqrt x) down to final_lr * lr (Hägele et al. 2024, arXiv:2405.18392, section 3).
     """
     first, length = cooldown or (step, 0)
-    rate = cfg.peak * min(1.0, (min(step, first) + 1) / max(1, warmup))
+    rate = cfg.lr * min(1.0, (min(step, first) + 1) / max(1, warmup))
     if not length:
         return rate
-    floor = min(rate, cfg.peak * cfg.final_lr)
+    floor = min(rate, cfg.lr * cfg.final_lr)
     return floor + (rate - floor) * (1 - math.sqrt(min(1.0, (step - first + 1) / length)))
 
 

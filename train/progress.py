@@ -6,12 +6,14 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conf.units import minutes
+
 LINE_SECONDS = 10.0  # between plain lines
 
 
 class Display:
-    """loss, α per draft position, τ, rate and ETA of a run of `total` steps (None: not known) that starts at step
-    `start`."""
+    """loss, α per draft position, τ, rate and ETA of a run that starts at step `start` and has `total` steps (None: not
+    known), which may change as it goes on."""
 
     def __init__(self, start: int, total: int | None, quiet: bool = False) -> None:
         self.total, self.quiet = total, quiet
@@ -28,7 +30,7 @@ class Display:
         self._first = self._first or (step, time.monotonic())
         text = describe(metrics, self.tau, positions_per_s)
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, description=text)
+            self._bar.update(self._task, completed=step, total=self.total, description=text)
         elif not self.quiet and (time.monotonic() - self._told > LINE_SECONDS or step == self.total):
             self._told = time.monotonic()
             of, eta = ("", "") if self.total is None else (f"/{self.total}", f"  ETA {self._eta(step, self.total)}")
@@ -49,8 +51,7 @@ class Display:
         first, began = self._first or (step, 0.0)
         if step == first:
             return "?"
-        seconds = round((time.monotonic() - began) / (step - first) * (total - step))
-        return f"{seconds // 60}:{seconds % 60:02d}"
+        return minutes((time.monotonic() - began) / (step - first) * (total - step))
 
 
 def describe(metrics: dict[str, Any], tau: float | None, positions_per_s: float) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,12 @@ from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
 
-from conf.digest import digest_of, plain
+from conf.digest import digest_of, file_digest, plain
 from conf.errors import UserError, require
 from conf.exits import AUTO
-from conf.paths import read_json, record, run_dir, timed
+from conf.paths import read_json, record, run_dir, store_folder, timed
 from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, RunConfig, TrainMode
-from data.identity import store_identity
+from data.identity import LABELS, store_identity
 from data.loader import Loader
 from data.store import Store
 from data.subset import limited
@@ -38,10 +37,8 @@ from .lookup import make_pool, tuned
 from .loop import Run, Trainer, make_accelerator
 from .rng import seed_everything
 from .trees import tree_line, tuned_tree
-from .validate import Validator, choose_requests, held_out_batches, plain_answers
+from .validate import Answers, Validator, choosing_answers, held_out_batches
 from .vocab import choose_vocab, coverage_line
-
-LABELS = ("id", "revision")  # of a target: names for people, the digests decide
 
 
 def run(cfg: RunConfig) -> None:
@@ -59,20 +56,29 @@ def run(cfg: RunConfig) -> None:
 
 
 def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
-    """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled."""
+    """A drafter without weights: only its exit and its lookup are chosen, and its pool is filled; once, since costs
+    that are measured again are never quite the same."""
+    alone = cfg.drafter.needs_no_folder
+    store = None if alone else open_store(cfg, target)
+    answers = choosing_answers(cfg, target)
+    cfg = cfg if store is None else with_exit(cfg, path, target, store, answers)
+    digest = digest_of(identity_without_training(cfg, target, store))
+    made = read_json(path / "timing" / "train.json")
+    if made.get("config_digest") == digest and made.get("drafter_digest") == folder_digest(path / "drafter"):
+        print(f"{path / 'drafter'} is made with these settings already", flush=True)
+        return
     with timed(path, "train") as figures:
-        store = None if cfg.drafter.needs_no_folder else open_store(cfg, path, target)
-        cfg = cfg if store is None else with_exit(cfg, path, target, store)
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
         tunes = (cfg.drafter.tune_lookup and drafter.rule is not None) or cfg.drafter.tune_length
-        answers = plain_answers(target, choose_requests(cfg, target)) if tunes else []
-        drafter_cfg, lookup = tuned(own, drafter, target, answers)
-        drafter_cfg, length = with_length(drafter_cfg, drafter, target, answers)
+        plain = answers() if tunes else []
+        drafter_cfg, lookup = tuned(own, drafter, target, plain)
+        drafter_cfg, length = with_length(drafter_cfg, drafter, target, plain)
         chosen = {"lookup": lookup, "length": length}
         training = {k: v for k, v in chosen.items() if v} | pool_figures(drafter_cfg, drafter)
         figures |= {"steps": 0, "best": None, "lookup": lookup, **training}
         save_drafter(path / "drafter", drafter, drafter_cfg, target, training)
+        figures |= {"config_digest": digest, "drafter_digest": folder_digest(path / "drafter")}
 
 
 def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
@@ -81,7 +87,9 @@ def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
     return {} if pool is None else {"pool": {"rows": pool.rows, "tokens": len(pool)}}
 
 
-def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
+def with_exit(
+    cfg: RunConfig, path: Path, target: Target, store: Store, answers: Answers, main: bool = True
+) -> RunConfig:
     """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process, or that of drafter.warm_start;
     other configurations as they are."""
     drafter = cfg.drafter
@@ -92,7 +100,7 @@ def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bo
         layer = earlier.exit_layer if isinstance(earlier, EarlyExitConfig) else AUTO
         return replace(cfg, drafter=replace(drafter, exit_layer=layer))
     if main:
-        choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store))
+        choose_exit(cfg, drafter, path, target, store, draft_vocabulary(cfg, target, store), answers)
     return replace(cfg, drafter=replace(drafter, exit_layer=chosen_exit(path)))
 
 
@@ -115,9 +123,9 @@ def with_layers(cfg: RunConfig, path: Path, target: Target, store: Store, main: 
 
 def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) -> None:
     """Train to the end and write the best checkpoint as `drafter/`."""
-    store = open_store(cfg, path, target)
+    store, answers = open_store(cfg, target), choosing_answers(cfg, target)
     with accelerator.main_process_first():
-        cfg = with_exit(cfg, path, target, store, accelerator.is_main_process)
+        cfg = with_exit(cfg, path, target, store, answers, accelerator.is_main_process)
         cfg = with_layers(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):
@@ -137,10 +145,9 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
         taps = kept_taps(cfg, target, store, drafter.cached_taps, accelerator)
         loader = make_loader(cfg, store, target, accelerator, taps)
         trainer = Trainer(cfg, path, target, drafter, loader, accelerator, identity)
-        validator = cache(lambda: Validator(cfg, target))
-        trainer.train(validator)
+        trainer.train(lambda: Validator(cfg, target, answers()))
         if accelerator.is_main_process:
-            figures |= finish(trainer, drafter_cfg, validator().plain)
+            figures |= finish(trainer, drafter_cfg, answers())
     accelerator.wait_for_everyone()
 
 
@@ -206,36 +213,46 @@ def provenance(trainer: Run[Any]) -> dict[str, Any]:
     }
 
 
-def store_folder(cfg: RunConfig, path: Path) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else path / "store"
-
-
-def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:
+def open_store(cfg: RunConfig, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
     identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
-    return limited(Store.open(store_folder(cfg, path), identity), cfg.data.use_tokens, cfg.data.categories)
+    return limited(Store.open(store_folder(cfg), identity), cfg.data.use_tokens, cfg.data.categories)
 
 
 def training_identity(cfg: RunConfig, target: Target, store: Store, world: int) -> dict[str, Any]:
     """Everything that `drafter/` depends on, flattened: a checkpoint resumes only where it is equal."""
-    earlier = cfg.drafter.warm_start or cfg.drafter.folder
+    training = {"objective": plain(cfg.objective), "optim": plain(cfg.optim), "launcher.num_processes": world}
+    return identity_without_training(cfg, target, store) | flatten(training)
+
+
+def identity_without_training(cfg: RunConfig, target: Target, store: Store | None) -> dict[str, Any]:
+    """The same of a drafter that is only made. store: what it is made of, if anything."""
+    of_store: dict[str, Any] = {}
+    if store is not None:
+        files = digest_of([shard.files for shard in store.shards])
+        earlier = cfg.drafter.warm_start or cfg.drafter.folder
+        of_store = {
+            "store": {"rows": store.num_rows, "files": files},
+            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
+            **({"started_from": saved_digest(earlier)} if earlier else {}),
+        }
     return flatten(
         {
             "target": {key: value for key, value in plain(target.identity).items() if key not in LABELS},
             "drafter": plain(cfg.drafter),
-            "objective": plain(cfg.objective),
-            "optim": plain(cfg.optim),
             # How often, and on what, decides which checkpoint is the best.
             "checkpoint": {key: value for key, value in plain(cfg.checkpoint).items() if key != "keep"},
             "data.max_prompt_tokens": cfg.data.max_prompt_tokens,
-            "store": {"rows": store.num_rows, "files": digest_of([shard.files for shard in store.shards])},
-            **({"excluded": digest_of(store.excluded)} if store.excluded else {}),
-            **({"started_from": saved_digest(earlier)} if earlier else {}),
-            "launcher.num_processes": world,
             "seed": cfg.seed,
+            **of_store,
         }
     )
+
+
+def folder_digest(folder: Path) -> str | None:
+    """Of a drafter's files; None when there are none."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return digest_of([[str(path.relative_to(folder)), file_digest(path)] for path in files]) if files else None
 
 
 def is_done(path: Path, identity: dict[str, Any]) -> bool:

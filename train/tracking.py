@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any, cast
 
+from conf.files import write_whole
+
 HOST = "api.wandb.ai"
 
 
@@ -17,9 +19,7 @@ class Metrics:
         self.path = path
         kept = [] if resume_step is None else _lines_up_to(path, resume_step)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text("".join(f"{line}\n" for line in kept))
-        temporary.replace(path)
+        write_whole(path, "".join(f"{line}\n" for line in kept).encode())
         self._file = path.open("a")
 
     def log(self, step: int, values: dict[str, Any]) -> None:

@@ -1,8 +1,9 @@
 """Held-out validation: what users get (live-decoded τ), beside what training sees, and train-decode parity."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -24,6 +25,7 @@ from .teacher import TargetTeacher
 
 PARITY_PROMPTS = 3  # decoded one by one
 ROWS = 4  # of a held-out batch: bounds the memory of its logits
+Answers = Callable[[], list[Result]]
 
 
 @dataclass
@@ -55,16 +57,15 @@ class Validation:
 
 
 class Validator:
-    """Decodes the choosing prompts plainly once; every validation compares with those answers."""
+    """Compares with the target's plain answers to the choosing prompts."""
 
-    def __init__(self, cfg: RunConfig, target: Target) -> None:
-        """Raises UserError when no choosing prompt has an answer of two tokens or more."""
+    def __init__(self, cfg: RunConfig, target: Target, plain: Sequence[Result]) -> None:
+        """plain: `choosing_answers`. Raises UserError when none has two tokens or more."""
         self.cfg, self.target = cfg, target
-        self.requests = choose_requests(cfg, target)
-        self.plain = plain_answers(target, self.requests)
-        self.answers = [result.tokens for result in self.plain]
-        self.batches = held_out_batches(self.plain)
-        drafted = [r.request.prompt for r in self.plain if len(r.tokens) >= 2]
+        self.requests = [result.request for result in plain]
+        self.answers = [result.tokens for result in plain]
+        self.batches = held_out_batches(plain)
+        drafted = [r.request.prompt for r in plain if len(r.tokens) >= 2]
         self.parity_prompts = drafted[:PARITY_PROMPTS]
 
     def validate(self, step: int, drafter: Drafter) -> Validation:
@@ -116,6 +117,11 @@ class Validator:
                 count_positions(sums, comparison, -comparison.log_alpha, mask[part])
                 chains += conditional_counts(comparison.agreement, mask[part])
         return sums, (chains[1] / chains[0].clamp(min=1)).tolist()
+
+
+def choosing_answers(cfg: RunConfig, target: Target) -> Answers:
+    """The target's plain answers to the choosing prompts, decoded once: when they are first asked for."""
+    return cache(lambda: plain_answers(target, choose_requests(cfg, target)))
 
 
 def choose_requests(cfg: RunConfig, target: Target) -> list[Request]:

@@ -6,8 +6,6 @@ The adapters start at zero, so the module computes what it did.
 from collections.abc import Sequence
 from typing import Any
 
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 ADAPTER = "default"  # peft's name for the only one
@@ -18,6 +16,8 @@ def add_lora(module: nn.Module, rank: int, names: Sequence[str] | str) -> nn.Mod
 
     Raises ValueError when there is none.
     """
+    from peft import LoraConfig, inject_adapter_in_model  # slow to import, needed for adapters only
+
     chosen = names if isinstance(names, str) else list(names)
     adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=chosen)
     injected: nn.Module = inject_adapter_in_model(adapters, module)
@@ -40,5 +40,7 @@ def plain_state(module: nn.Module) -> dict[str, Tensor]:
 
 def changes(module: nn.Module) -> dict[str, Tensor]:
     """What the adapters add to weights, by the weights' plain names."""
+    from peft.tuners.lora import LoraLayer
+
     adapted: dict[str, Any] = {name: layer for name, layer in module.named_modules() if isinstance(layer, LoraLayer)}
     return {f"{name}.weight": layer.get_delta_weight(ADAPTER).detach() for name, layer in adapted.items()}

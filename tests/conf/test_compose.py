@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import comparing, exits, lm, lookups, models, prompts, schema, training
+from conf import comparing, exits, lm, lookups, models, prompts, schema, training, units
 from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
@@ -161,6 +161,7 @@ WRONG = {
     "drafter.pool_tokens=-1": "drafter.pool_tokens = -1 is not allowed; allowed: 0 (no pool) or more",
     "drafter.pool_match=33": "drafter.pool_match = 33 is not allowed; allowed: null or 1 to 32, the longest",
     "drafter.verify_costs=[0]": "drafter.verify_costs = [0.0] is not allowed; allowed: [] (measured), or numbers",
+    "drafter.draft_cost=-1": "drafter.draft_cost = -1.0 is not allowed; allowed: null (measured) or >= 0",
     "drafter.min_match=5": "drafter.max_match = 4 is not allowed; allowed: min_match to 32",
     "target=": "target.id = '' is not allowed; allowed: embedded, tiny, a hub id or a folder",
     "target.template_kwargs=1": "target.template_kwargs = 1 is not allowed; allowed: names with values, such as {a: 1}",
@@ -178,6 +179,7 @@ WRONG = {
     "optim.lr=inf": "optim.lr = inf is not allowed; allowed: finite numbers",
     "optim.max_time=3": "optim.max_time = '3' is not allowed; allowed: a time above 0 with a unit: s, min, h",
     "optim.max_time=0s": "optim.max_time = '0s' is not allowed; allowed: a time above 0 with a unit: s, min, h",
+    "optim.batch_tokens=1": "optim.batch_tokens = 1 is not allowed; allowed: >= 2: one alone supervises nothing",
     "optim.betas=[0.9]": "optim.betas = [0.9] is not allowed; allowed: two numbers from 0 to below 1",
     "data.temperatures=[inf]": "data.temperatures = [inf] is not allowed; allowed: finite numbers",
     "bench.sets=[poems]": "bench.sets = 'poems' is not allowed; allowed: builtin, spec_bench, mt_bench, humaneval, gsm",
@@ -196,6 +198,12 @@ def test_what_is_wrong_is_named_in_one_line(override: str) -> None:
         load("distill", [override])
     assert str(caught.value).startswith(WRONG[override]) or WRONG[override] == "can't be parsed"
     assert WRONG[override] in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_requests_that_the_target_writes_are_of_no_category() -> None:
+    line = r"^data\.self_written = 9 is not allowed; allowed: 0 beside data\.categories: what it asks has no category"
+    with pytest.raises(ConfigError, match=line):
+        load("distill", ["data.self_written=9", "data.categories=[math_reasoning]"])
 
 
 @pytest.mark.parametrize("override, line", [
@@ -219,6 +227,8 @@ def test_generating_has_its_own_keys(override: str, line: str) -> None:
     ("bench_drafters", "compare.train_time=3", "compare.train_time = '3' is not allowed; allowed: a time above 0"),
     ("bench_drafters", "compare.objectives=[kl]", "compare.objectives[0] = 'kl' is not allowed; allowed: forward_kl"),
     ("bench_curve", "curve.tokens=[5,5]", "curve.tokens = [5, 5] is not allowed; allowed: rising numbers"),
+    ("bench_curve", "curve.train_time=3", "curve.train_time = '3' is not allowed; allowed: a time above 0"),
+    ("bench_curve", "curve.times=[3]", "curve.times = '3' is not allowed; allowed: a time above 0"),
     ("bench_curve", "curve.reach=[1.0]", "curve.reach = [1.0] is not allowed; allowed: tokens a round above 1"),
 ])  # fmt: skip
 def test_comparisons_have_their_own_keys(primary: str, override: str, line: str) -> None:
@@ -246,14 +256,16 @@ def test_two_loads_do_not_know_each_other() -> None:
     assert second.data.sources == ["builtin", "templated"]
 
 
-@pytest.mark.parametrize("text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0)])
+@pytest.mark.parametrize(
+    "text, expected", [("2GB", 2 * 10**9), ("1.5 mb", 1_500_000), ("7B", 7), ("0TB", 0), (" .5 kB", 500)]
+)
 def test_sizes(text: str, expected: int) -> None:
-    assert schema.parse_bytes(text, "k") == expected
+    assert units.parse_bytes(text, "k") == expected
 
 
-@pytest.mark.parametrize("text, expected", [("3min", 180.0), ("1.5 h", 5400.0), ("20s", 20.0)])
+@pytest.mark.parametrize("text, expected", [("3min", 180.0), ("1.5 h", 5400.0), ("20s", 20.0), ("2 MIN", 120.0)])
 def test_times(text: str, expected: float) -> None:
-    assert schema.parse_seconds(text, "k") == expected
+    assert units.parse_seconds(text, "k") == expected
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:

@@ -83,7 +83,7 @@ def test_ctrl_c_waits_for_the_stage_and_a_termination_is_passed_on() -> None:
 
 def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path: Path) -> None:
     Stage.codes = [0] * 5
-    told = ["experiment=domain", "data.store=/their/own", "drafter=hydra"]
+    told = ["experiment=domain", "data.store=/their/own", "drafter=hydra", "data.mode=prefill"]
     cfg = load("distill", told)
     cfg.run_dir = str(tmp_path)
     pipeline.distill(cfg, told)
@@ -92,6 +92,7 @@ def test_a_general_drafter_is_trained_first_where_one_is_compared_with(tmp_path:
     general, own = load("train", commands[1][3:]), load("train", commands[3][3:])
     assert (general.run_dir, own.run_dir) == (str(tmp_path / "general"), str(tmp_path))
     assert (general.data.categories, own.data.categories) == ([], ["math_reasoning"])
+    assert (general.data.mode, own.data.mode) == ("generate", "prefill")  # the built-in prompts have no answers
     assert general.data.store == "/their/own" and general.bench.against is None and own.bench.against == "general"
     Stage.codes, Stage.started, cfg.data.categories = [0] * 5, [], []
     pipeline.distill(cfg, told)
@@ -160,6 +161,10 @@ def test_a_run_records_how_it_came_to_be_and_no_secret(tmp_path: Path, monkeypat
     assert about["versions"] == versions() and about["versions"]["torch"].startswith("2.")
     assert about["machine"] == machine() and about["machine"]["cores"] == os.cpu_count()
     assert not [word for word in ("secret", os.uname().nodename, "somewhere") if word in json.dumps(about)]
+    monkeypatch.setattr(os, "replace", None)  # killed before the new one is in place
+    with pytest.raises(TypeError):
+        record(_config(tmp_path, seed=6), tmp_path)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == plain(cfg)
 
 
 def test_json_is_written_whole_and_read_forgivingly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +174,7 @@ def test_json_is_written_whole_and_read_forgivingly(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.raises(OSError, match="full"):
         write_json(path, {"a": 2})
-    assert read_json(path) == {"a": "b", "c": [1, 2]}
+    assert read_json(path) == {"a": "b", "c": [1, 2]} and [p.name for p in path.parent.iterdir()] == ["x.json"]
     for text in (b'{"a": ', b"[1]", b"\xff"):
         path.write_bytes(text)
         assert read_json(path) == {}

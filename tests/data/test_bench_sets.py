@@ -181,6 +181,8 @@ def test_spec_bench_from_the_hub_is_a_file_a_group(tmp_path: Path, monkeypatch: 
     assert [p.category for p in prompts] == list(MIRROR.values()) and prompts[0].subcategory == "stem"
     assert {p.turns[0] for p in prompts} == {f"About {group}?" for group in MIRROR.values()}
     assert set(asked) == {("RedHatAI/speculator_benchmarks", "dataset", None)}
+    assert set_prompts("spec_bench:hub:RedHatAI/speculator_benchmarks@v1") == prompts
+    assert asked[-1] == ("RedHatAI/speculator_benchmarks", "dataset", "v1")
     write_rows(tmp_path / "rag.jsonl", {"question_id": 7, "category": "rag", "text": "x"})
     with pytest.raises(UserError, match=r"rag.jsonl, line 1: not a row of spec_bench: .*expected are prompt"):
         set_prompts("spec_bench")

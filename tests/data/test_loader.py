@@ -138,12 +138,10 @@ def test_only_the_features_of_a_batch_are_read(store: Store) -> None:
     assert len(next(loader).keys) == len(planned)
 
 
-def test_a_store_without_supervised_positions_is_refused(tmp_path: Path, store: Store) -> None:
+def test_a_store_without_supervised_positions_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nothing to learn from: 2 rows, of them 2 with fewer than 2"):
         Loader(fill(tmp_path / "short", [1, 0]), batch_tokens=20, seed=0)
     with pytest.raises(UserError, match="nothing to learn from: 0 rows"):
         Loader(fill(tmp_path / "empty", []), batch_tokens=20, seed=0)
     with pytest.raises(UserError, match="fewer batches than there are processes"):
         Loader(fill(tmp_path / "one", [3]), batch_tokens=20, seed=0, world_size=2)
-    with pytest.raises(UserError, match=r"optim\.batch_tokens = 1"):
-        Loader(store, batch_tokens=1, seed=0)

@@ -211,6 +211,46 @@ def test_a_benchmark_that_comes_later_takes_its_rows_out_of_training(
     assert Store.open(run / "store").excluded == {}
 
 
+def test_a_benchmark_that_changes_while_it_is_collected_is_read_again(
+    tmp_path: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, mine = write_prompts(tmp_path / "mine.jsonl", *questions(0, 12)), questions(0, 12)
+    bench = tmp_path / "bench.jsonl"
+    write_prompts(bench, "One question?")
+    told = [f"data.sources=[{source}]", f"bench.sets=[builtin,{bench}]", "data.response_tokens=9000"]
+    cfg = config(tmp_path / "run", tiny_text_folder, *told)
+
+    def then_change(target: TargetConfig) -> Target:
+        write_prompts(bench, mine[3])
+        return load_target(target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stage, "load_target", then_change)
+        stage.run(cfg)
+    assert Store.open(tmp_path / "run" / "store").excluded == {}
+    stage.run(cfg)
+    store = Store.open(tmp_path / "run" / "store")
+    assert [store.get(key).prompt_digest for key in store.excluded] == [Prompt("", "", "", (mine[3],)).digest]
+
+
+def test_without_a_connection_a_benchmark_is_as_it_was(
+    tmp_path: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commits: list[str | None] = ["a" * 40]
+    monkeypatch.setattr("data.revisions.hub_commit", lambda source: commits[-1])
+    monkeypatch.setattr("data.selection.set_prompts", lambda name: [Prompt("1", "math", name, ("How many?",))])
+    cfg = config(tmp_path, tiny_text_folder, "bench.sets=[builtin,gsm8k]")
+    stage.run(cfg)
+    monkeypatch.setattr(stage, "load_target", None)
+    for commit in ("a" * 40, None):
+        commits.append(commit)
+        stage.run(cfg)
+    assert "without regard" not in capsys.readouterr().out
+    commits.append("b" * 40)
+    with pytest.raises(TypeError):  # collects
+        stage.run(cfg)
+
+
 def test_another_runs_store_may_know_nothing_of_a_benchmark(
     tmp_path: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -197,7 +197,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(
         replace(source, destination)
 
     with Store.open(store.path, write=True) as opened:
-        monkeypatch.setattr(files.os, "replace", full)
+        monkeypatch.setattr(os, "replace", full)
         with pytest.raises(UserError, match=r"is full \(No space left on device\); what was written"):
             opened.append([make_row("d", [1], [1])], [torch.zeros(1, WIDTH)])
         monkeypatch.undo()

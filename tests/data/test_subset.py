@@ -55,6 +55,23 @@ def test_the_store_itself_stays_as_it_is(store: Store) -> None:
         limited(store, 500)
 
 
+def test_what_was_read_is_not_read_again_for_a_part(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    part, begun = limited(store, 50), store.first(2)
+    monkeypatch.setattr("data.store.file_digest", None)
+    assert len(keys(begun)) == 49
+    monkeypatch.setattr("data.store.decode_rows", None)
+    assert 0 < len(keys(part)) < 59
+
+
+def test_a_part_can_not_be_written_to(store: Store) -> None:
+    with Store.open(store.path, write=True) as writing:
+        before = (store.path / "manifest.json").read_bytes()
+        for part in (writing.without({"k1": 3}), writing.first(1), limited(writing, 50)):
+            with pytest.raises(ValueError, match="is not open for writing"):
+                part.update(complete="all", settings={})
+        assert (store.path / "manifest.json").read_bytes() == before
+
+
 def test_a_part_of_one_category(store: Store) -> None:
     part = limited(store, None, ["qa"])
     assert set(keys(part)) == {f"k{i}" for i in range(0, 60, 3)} - {"k3"}

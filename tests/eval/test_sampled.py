@@ -22,7 +22,6 @@ from eval.sampled import (
     frequent_ids,
     sampled_check,
 )
-from inference.decode import _Loop
 from inference.drafters import Drafter
 from inference.drafters.cut import cut_from
 from inference.drafters.hybrid import HybridDrafter

@@ -11,7 +11,7 @@ from drafting import FAULTS, another_q, make_drafter, make_target
 import inference.drafters.base as base
 import inference.drafters.hybrid as hybrid
 from eval.certificate import law_test
-from eval.enumeration import exact_law
+from eval.loop_law import exact_law
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.drafters.lm import LmDrafter

@@ -1,6 +1,7 @@
 """The search for layers: it finds those that make the target, keeps to its budget, and is made once a run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,11 @@ def test_it_is_made_once_a_run(
     monkeypatch.setattr(Search, "measure", lambda *_: pytest.fail("searched again"))
     assert with_layers(cfg, tmp_path, target, recomputed).drafter == first.drafter
     assert with_layers(cfg, tmp_path, target, recomputed, main=False).drafter == first.drafter
-    with pytest.raises(pytest.fail.Exception):
-        with_layers(config(drafter=LmConfig(init=Init.search, num_layers=2)), tmp_path, target, recomputed)
+    fewer = recomputed.without({recomputed.table(0).key(0): len(recomputed.table(0).response(0))})
+    two = config(drafter=LmConfig(init=Init.search, num_layers=2))
+    for asked, rows in ((two, recomputed), (replace(cfg, seed=1), recomputed), (cfg, fewer)):
+        with pytest.raises(pytest.fail.Exception):
+            with_layers(asked, tmp_path, target, rows)
 
 
 def test_other_drafters_and_named_layers_are_left_alone(

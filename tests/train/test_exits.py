@@ -18,17 +18,17 @@ from conf.schema import DrafterConfig, EarlyExitConfig, JumpConfig, ObjectiveCon
 from data.store import Store
 from inference.artifact import save_drafter
 from inference.batch import Batch
-from inference.decode import Request
+from inference.decode import Request, Result
 from inference.drafters import build
 from inference.target import Target
 from tiny import tiny_model
-from train.exits import Costs, Forecast, leading_runs, scaled, shortcut, spaced, speedup, states_of
+from train.exits import Forecast, LayerCosts, leading_runs, scaled, shortcut, spaced, speedup, states_of
 from train.optim import build_optimizer
 from train.step import Distillation, TrainView
 from train.teacher import TargetTeacher
 from train.validate import plain_answers
 
-COSTS = Costs(layer_one=1.0, layer_round=1.5, head_one=4.0, head_round=5.0, readout=0.5)
+COSTS = LayerCosts(layer_one=1.0, layer_round=1.5, head_one=4.0, head_round=5.0, readout=0.5)
 KINDS: dict[str, DrafterConfig] = {
     "exit": EarlyExitConfig(exit_layer=1, draft_vocab_size=41),
     "exit layers": EarlyExitConfig(exit_layer=1, layers=[-1], adaptation=Adaptation.lora, draft_vocab_size=41),
@@ -79,14 +79,11 @@ def test_states_are_those_that_predict_the_response(tiny_target: Target, batch: 
         torch.testing.assert_close(inner[b, 0], read[b, start - 1])
 
 
-@pytest.fixture
-def few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The choosing prompts of a target without a tokenizer."""
-    asked = [Request([5, 9, 11, 5], "a", 10), Request([40, 3], "b", 10)]
-    monkeypatch.setattr(exits, "choose_requests", lambda cfg, target: asked)
+def no_answers() -> list[Result]:
+    """For who must not look at them."""
+    raise AssertionError
 
 
-@pytest.mark.usefixtures("few_requests")
 def test_the_best_forecast_is_chosen_once(
     store: Store, tiny_target: Target, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -94,41 +91,40 @@ def test_the_best_forecast_is_chosen_once(
     tried = [Forecast(1, 0.5, 1.1), Forecast(2, 1.0, 1.4), Forecast(3, 1.5, 1.3)]
     monkeypatch.setattr(exits, "forecasts", lambda *_: tried)
     cfg = config(drafter=EarlyExitConfig(draft_vocab_size=41))
-    chosen = run_module.with_exit(cfg, tmp_path, tiny_target, store)
+    chosen = run_module.with_exit(cfg, tmp_path, tiny_target, store, list)
     assert chosen.drafter.exit_layer == 2 and cfg.drafter.exit_layer == "auto"
     assert "exit after layer 2 of 2 (forecasts: 1: 0.50 accepted, 1.10x, 2:" in capsys.readouterr().out
     assert [t["layer"] for t in json.loads((tmp_path / "exit.json").read_text())["tried"]] == [1, 2, 3]
     monkeypatch.setattr(exits, "forecasts", lambda *_: [Forecast(1, 0.1, 0.9)])
-    assert run_module.with_exit(cfg, tmp_path, tiny_target, store).drafter.exit_layer == 2
+    assert run_module.with_exit(cfg, tmp_path, tiny_target, store, no_answers).drafter.exit_layer == 2
     other = config(drafter=EarlyExitConfig(draft_vocab_size=40))
-    assert run_module.with_exit(other, tmp_path, tiny_target, store).drafter.exit_layer == 1
+    assert run_module.with_exit(other, tmp_path, tiny_target, store, list).drafter.exit_layer == 1
     assert capsys.readouterr().out.endswith("1: 0.10 accepted, 0.90x); no exit is forecast to pay here\n")
     for drafter in (EarlyExitConfig(exit_layer=1), EarlyExitConfig(folder="f"), JumpConfig()):
         untouched = config(drafter=drafter)
-        assert run_module.with_exit(untouched, tmp_path, tiny_target, store) is untouched
+        assert run_module.with_exit(untouched, tmp_path, tiny_target, store, no_answers) is untouched
 
 
 def test_a_warm_start_keeps_its_exit(tiny_target: Target, store: Store, tmp_path: Path, config: Any) -> None:
     earlier = EarlyExitConfig(exit_layer=1, draft_vocab_size=0)
     save_drafter(tmp_path / "earlier", build(earlier, tiny_target), earlier, tiny_target)
     cfg = config(drafter=EarlyExitConfig(draft_vocab_size=0, warm_start=str(tmp_path / "earlier")))
-    chosen = run_module.with_exit(cfg, tmp_path / "run", tiny_target, store)
+    chosen = run_module.with_exit(cfg, tmp_path / "run", tiny_target, store, no_answers)
     assert chosen.drafter.exit_layer == 1 and not (tmp_path / "run").exists()
     run_module.make_drafter(chosen, tiny_target, store)
 
 
-@pytest.mark.usefixtures("few_requests")
 @pytest.mark.parametrize("adapter", [True, False])
 def test_forecasts_are_measured(store: Store, config: Any, adapter: bool) -> None:
     target = Target(tiny_model("llama", num_hidden_layers=4), None, "t", {})
     drafter = EarlyExitConfig(draft_vocab_size=0, adapter=adapter)
-    found = exits.forecasts(config(drafter=drafter), drafter, target, store, None)
+    plain = plain_answers(target, [Request([5, 9, 11, 5], "a", 10), Request([40, 3], "b", 10)])
+    found = exits.forecasts(config(drafter=drafter), drafter, target, store, None, plain)
     assert [f.layer for f in found] == [1, 2, 3]
     assert all(0 <= f.accepted <= 3 and f.speedup > 0 for f in found)
     assert sum(f.accepted for f in found) > 0
-    said = {t for r in plain_answers(target, exits.choose_requests(config(), target)) for t in r.tokens}
-    others = torch.tensor([i for i in range(128) if i not in said])
-    trimmed = exits.forecasts(config(drafter=drafter), drafter, target, store, others)
+    others = torch.tensor([i for i in range(128) if i not in {t for r in plain for t in r.tokens}])
+    trimmed = exits.forecasts(config(drafter=drafter), drafter, target, store, others, plain)
     assert [f.accepted for f in trimmed] == [0, 0, 0]  # what the target says can't be drafted
 
 

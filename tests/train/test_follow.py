@@ -316,7 +316,6 @@ def test_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 WRITER = """
 import os, pickle, signal, sys
 from pathlib import Path
-import data.files
 from data.store import Store
 folder, count, replace = Path(sys.argv[1]), 0, os.replace
 shards = pickle.load(open(sys.argv[2], "rb"))
@@ -324,7 +323,7 @@ def die(source, target):  # in the middle of its third shard: the files are ther
     if Path(target).name == "manifest.json" and count == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     replace(source, target)
-data.files.os.replace = die
+os.replace = die
 with Store.open(folder, write=True) as store:
     print("ready", flush=True)
     for line in sys.stdin:

@@ -151,6 +151,34 @@ def test_what_is_chosen_is_chosen_on_the_first_shards_and_stays(
     assert load_drafter(tmp_path / "run" / "drafter", target)[2]["training"]["steps"] == 4
 
 
+def test_a_run_that_a_limit_ended_is_done_until_the_limit_is_raised(
+    tmp_path: Path, tiny_text_folder: Path, target: Target, shards: Any, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    run = tmp_path / "run"
+    append(run / "store", target, shards, complete=True)
+    tuning = ["drafter=hybrid", f"drafter.draft_vocab_size={VOCAB}"]  # what rounds cost is measured, never twice alike
+    online.run(config(run, tiny_text_folder, *tuning, "optim.max_steps=3"))
+    files = [run / "drafter" / "drafter.json", run / "timing" / "train.json"]
+    before = [path.read_bytes() for path in files]
+    with monkeypatch.context() as patch:
+        patch.setattr(online, "make_drafter", None)
+        online.run(config(run, tiny_text_folder, *tuning, "optim.max_steps=3", "checkpoint.validations=9"))
+        assert "drafter is trained to the limit of 3 steps already" in capsys.readouterr().out
+    assert [path.read_bytes() for path in files] == before
+    online.run(config(run, tiny_text_folder, *tuning, "optim.max_steps=4"))
+    assert load_drafter(run / "drafter", target)[2]["training"]["steps"] == 4
+
+
+def test_the_first_shards_are_those_that_this_drafter_wants(
+    tmp_path: Path, tiny_text_folder: Path, target: Target, shards: Any
+) -> None:
+    append(tmp_path / "store", target, shards)
+    store = Store.open(tmp_path / "store")
+    few, more = (config(tmp_path, tiny_text_folder, f"online.first_tokens={n}") for n in (1, 150))
+    assert [len(online.first_shards(cfg, tmp_path, store).shards) for cfg in (few, more, more, few)] == [1, 2, 2, 1]
+
+
 def test_nothing_comes(tmp_path: Path, tiny_text_folder: Path) -> None:
     cfg = config(tmp_path, tiny_text_folder, "online.idle_timeout=1e-9")
     line = r"no rows came to .*store in 0 s \(online.idle_timeout\): fill it with `make collect` and the same run_dir"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+import train.validate
 from conf.compose import load
 from conf.digest import digest_of, plain
 from conf.errors import UserError
@@ -19,6 +20,7 @@ from conf.schema import (
     BlockConfig,
     CheckpointConfig,
     DataConfig,
+    EarlyExitConfig,
     HydraConfig,
     Init,
     LmConfig,
@@ -44,7 +46,7 @@ from inference.tiny import make_tiny_target
 from inference.tree import Dynamic, Static
 from train.loop import Trainer
 from train.run import make_drafter, run, training_identity
-from train.validate import Validator, choose_requests, conditional_counts, mismatches
+from train.validate import Validator, choose_requests, choosing_answers, conditional_counts, mismatches
 
 VOCAB = 96
 COLLECTED = {"sources": ["a.jsonl"], "temperatures": [0.5], "mode": "generate"}
@@ -69,6 +71,10 @@ def config(run_dir: Path, folder: Path, **changes: Any) -> RunConfig:
         "tracking": TrackingConfig(wandb="off"),
     }
     return RunConfig(**{**settings, **changes})
+
+
+def validator(cfg: RunConfig, target: Target) -> Validator:
+    return Validator(cfg, target, choosing_answers(cfg, target)())
 
 
 @pytest.fixture
@@ -100,7 +106,7 @@ def test_a_run_leaves_a_drafter_and_is_skipped_the_second_time(
     assert lookup["configured"] == pytest.approx(figures["best"]["tau"])
     assert drafter.draft_ids is not None and drafter.draft_ids.numel() == VOCAB
     assert target.eos_ids <= set(drafter.draft_ids.tolist())
-    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
+    assert validator(cfg, target).validate(0, drafter).tau == pytest.approx(lookup["mean_acceptance_length"])
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     assert len(losses) == figures["steps"] and sum(losses[-3:]) < sum(losses[:3])
@@ -165,7 +171,7 @@ def test_an_adapted_lm_that_writes_itself_leaves_as_a_plain_model(
     assert not [name for name, _ in loaded.named_parameters() if "lora" in name]
     figures = json.loads((run_dir / "timing" / "train.json").read_text())
     assert figures["steps"] == 6 and figures["best"]["mismatches"] == 0
-    assert Validator(cfg, target).validate(0, loaded).tau == pytest.approx(figures["best"]["tau"], abs=0.05)
+    assert validator(cfg, target).validate(0, loaded).tau == pytest.approx(figures["best"]["tau"], abs=0.05)
     run(cfg)
     out = capsys.readouterr().out
     assert "is trained with these settings already" in out and "α of [0]" not in out
@@ -231,6 +237,26 @@ def test_lookup_alone_needs_no_training(
     assert json.loads((tmp_path / "timing" / "train.json").read_text())["steps"] == 0
 
 
+@pytest.mark.parametrize("drafter", [NgramConfig(), SuffixConfig()], ids=["alone", "pool"])
+def test_what_needs_no_training_is_made_once(
+    drafter: NgramConfig | SuffixConfig, run_dir: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg, file = config(run_dir, tiny_text_folder, drafter=drafter), run_dir / "drafter" / "drafter.json"
+    run(cfg)
+    made = [path.read_bytes() for path in (file, run_dir / "timing" / "train.json")]
+    capsys.readouterr()
+    run(config(run_dir, tiny_text_folder, drafter=drafter, optim=OptimConfig(lr=0.5)))  # nothing here learns
+    assert "drafter is made with these settings already" in capsys.readouterr().out
+    assert [path.read_bytes() for path in (file, run_dir / "timing" / "train.json")] == made
+    file.write_text(file.read_text().replace("ngram", "n-gram").replace("suffix", "prefix"))
+    run(cfg)
+    assert load_drafter(run_dir / "drafter", load_target(cfg.target))[1].kind == drafter.kind
+    chosen = CheckpointConfig(choose_prompts=2, choose_tokens=9)
+    run(config(run_dir, tiny_text_folder, drafter=drafter, checkpoint=chosen))
+    assert read_about(run_dir / "drafter")["training"]["lookup"]["prompts"] == 2
+    assert "already" not in capsys.readouterr().out
+
+
 def test_a_suffix_lookup_leaves_with_its_pool(
     run_dir: Path, tiny_text_folder: Path, target: Target, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,8 +292,23 @@ def test_trained_heads_behind_a_suffix_lookup(run_dir: Path, tiny_text_folder: P
     assert drafter.kind == "suffix+hydra" and about["training"]["lookup"] == figures["lookup"]
     assert figures["best"]["mismatches"] == 0
     assert figures["lookup"]["configured"] == pytest.approx(figures["best"]["tau"])
-    assert Validator(cfg, target).validate(0, drafter).tau == pytest.approx(figures["lookup"]["mean_acceptance_length"])
+    assert validator(cfg, target).validate(0, drafter).tau == pytest.approx(figures["lookup"]["mean_acceptance_length"])
     assert drafter.pool is None or about["training"]["pool"]["rows"] == drafter.pool.rows == 24
+
+
+def test_an_exit_and_a_lookup_are_chosen_on_the_same_answers(
+    run_dir: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    true = train.validate.plain_answers
+
+    def counted(target: Target, requests: Any) -> Any:
+        asked.append(len(requests))
+        return true(target, requests)
+
+    monkeypatch.setattr(train.validate, "plain_answers", counted)
+    run(config(run_dir, tiny_text_folder, drafter=EarlyExitConfig(draft_vocab_size=VOCAB, adapter=False, lookup=True)))
+    assert asked == [4] and read_about(run_dir / "drafter")["training"]["lookup"]["prompts"] == 4
 
 
 def test_a_pool_needs_a_store(tmp_path: Path, tiny_text_folder: Path) -> None:
