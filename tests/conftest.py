@@ -10,6 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 os.environ["MPLBACKEND"] = "agg"
+if os.environ.get("PYTEST_XDIST_WORKER"):  # two workers share the cores, the processes that they start too
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +24,7 @@ from inference.embedded import embedded_target
 from inference.tiny import make_tiny_target
 from tiny import tiny_folder
 
-torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)  # two workers share the cores
+torch.set_num_threads(1 if os.environ.get("PYTEST_XDIST_WORKER") else 2)
 hf_logging.disable_progress_bar()
 
 REPO = Path(__file__).resolve().parent.parent

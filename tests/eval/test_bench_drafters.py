@@ -72,14 +72,16 @@ def test_every_kind_is_a_row_and_one_that_fails_says_why(
     hydra, lookup = rows["hydra", "lk"], rows["ngram", None]
     assert hydra["params"] > 1000 and hydra["train_tokens_per_s"] > 0 and hydra["seeds"] == [0]
     assert (lookup["params"], lookup["train_tokens_per_s"], lookup["conditional_acceptance_t0"]) == (0, None, [])
-    assert len(hydra["conditional_acceptance_t1"]) == 4 and hydra["num_spec_tokens"] == 2
-    assert len(hydra["tau_t0_by_length"]) == 4 and hydra["tau_t0_by_length"][1] == hydra["tau_t0"]
+    assert len(hydra["conditional_acceptance_t1"]) == len(hydra["tau_t0_by_length"]) == 4
+    assert hydra["tau_t0_by_length"][hydra["num_spec_tokens"] - 1] == hydra["tau_t0"]  # a length chosen by measured costs
     for row in (hydra, lookup):
         for key in ("tau_t0", "tau_t1", "speedup"):
             assert row[f"{key}_ci95"][0] <= row[key] <= row[f"{key}_ci95"][1]
         assert {"draft_cost", "speedup_predicted", "tokens_per_s"} <= row.keys()
         assert row["tau_t0"] == pytest.approx(row["tau_t0_live"])  # seven prompts both times, on the same target
-    assert figures["default"] in ("ngram", "hydra") and figures["winner"]["times_second"] >= 1
+    first, second = sorted((hydra, lookup), key=lambda row: row["speedup"], reverse=True)
+    assert figures["default"] == figures["winner"]["kind"] == first["kind"]
+    assert figures["winner"]["times_second"] == pytest.approx(first["speedup"] / second["speedup"])
     texts = tmp_path / "texts.jsonl"
     written, started = texts.read_bytes(), []
 

@@ -15,16 +15,9 @@ from data.rows import Row
 from data.store import Store
 from eval.budget import Budget
 from eval.texts import FROM_STORE, LONGEST, WRITTEN, hit_curve, store_texts, written_texts
-from inference.load import load_target
 from inference.replay import Record
 from inference.target import Target
 from inference.tuning import Text
-
-
-@pytest.fixture(scope="module")
-def tiny() -> Target:
-    """The tiny target with its tokenizer."""
-    return load_target(load("plan", ["experiment=tiny"]).target)
 
 
 def row(key: int, response: list[int], temperature: float) -> Row:
@@ -53,14 +46,15 @@ def test_a_store_without_greedy_rows_gives_sampled_ones_cut_to_size(tiny: Target
     assert len(text.record.tokens) == LONGEST
 
 
-def test_a_store_of_another_target_or_without_texts_is_refused(tiny: Target, tmp_path: Path) -> None:
+def test_a_store_of_another_target_or_without_texts_is_refused(
+    tiny: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(UserError, match="no response of two tokens"):
         store_texts(store_of(tmp_path / "a", tiny, [row(1, [4], 0.0)]), tiny)
     other = store_of(tmp_path / "b", tiny, [row(1, [4, 4], 0.0)])
-    identity, tiny.identity = tiny.identity, {**tiny.identity, "weights_digest": "other"}
-    with pytest.raises(UserError, match="weights differ"):
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="weights differ"):
+        patch.setattr(tiny, "identity", {**tiny.identity, "weights_digest": "other"})
         store_texts(other, tiny)
-    tiny.identity = identity
     with pytest.raises(UserError, match="no store at"):
         store_texts(tmp_path / "nowhere", tiny)
 
