@@ -15,8 +15,10 @@ from data.rows import Row
 from data.store import Store
 from data.taps import cache_taps
 from inference.batch import Batch, make_batch
+from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.parity import with_hidden
+from inference.sampling import Sampling
 from inference.target import Target
 from tiny import tiny_model
 from train.loop import Trainer, make_accelerator
@@ -65,6 +67,24 @@ def collected(target: Target, count: int, seed: int = 0) -> Shard:
     return named, [h[: len(r)] for h, (_, r) in zip(read.hidden, rows, strict=True)]
 
 
+def answered(target: Target, count: int, max_new_tokens: int) -> Shard:
+    """Rows that the target, one with a tokenizer, really answered."""
+    prompts = [target.text.encode_chat([{"role": "user", "content": f"Strike {i} times."}]) for i in range(count)]
+    decoder = Decoder(target, None, batch=count, keep_hidden=True, sampling=Sampling(1.0))
+    results = decoder.generate([Request(p, max_new_tokens=max_new_tokens) for p in prompts])
+    rows = [
+        Row(f"k{i}", r.request.prompt, r.tokens, "qa", "test", {}, r.finish_reason, "generate", 0, f"d{i}")
+        for i, r in enumerate(results)
+    ]
+    return rows, [r.hidden for r in results if r.hidden is not None]
+
+
+@pytest.fixture(scope="session")
+def answers() -> Callable[[Target, int, int], Shard]:
+    """answers(target, rows, max_new_tokens)"""
+    return answered
+
+
 @pytest.fixture
 def store(tmp_path: Path, tiny_target: Target) -> Store:
     """Thirty rows with cached features."""
@@ -80,10 +100,15 @@ def shards(tiny_target: Target) -> list[Shard]:
 
 
 @pytest.fixture
-def accelerator() -> Accelerator:
-    """On the CPU, in full precision; accelerate keeps its state in the process."""
+def fresh_accelerate() -> None:
+    """accelerate keeps its state in the process."""
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+@pytest.fixture
+def accelerator(fresh_accelerate: None) -> Accelerator:
+    """On the CPU, in full precision."""
     return make_accelerator(RunConfig(drafter=HydraConfig()), torch.device("cpu"))
 
 

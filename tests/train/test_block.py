@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from killing import killed_after
 from torch import Tensor
 
 import train.step as step_module
@@ -252,21 +253,13 @@ def test_the_confidence_loss_pulls_towards_the_acceptance_and_leaves_the_drafts_
 
 
 def test_runs_resume_bitwise(
-    tmp_path: Path, make_trainer: Any, fake_validator: Any, config: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, config: Any
 ) -> None:
     """Which anchors come next is part of the random state of a checkpoint."""
     cfg = config(drafter=BlockConfig(draft_vocab_size=41, markov_rank=8, num_anchors=3))
     whole = make_trainer(tmp_path / "whole", cfg)
     whole.train(fake_validator)
-    step = Distillation.step
-
-    def killed(self: Distillation, number: int, batches: Any) -> dict[str, Any]:
-        if number == 5:
-            raise InterruptedError
-        return step(self, number, batches)
-
-    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
-        patch.setattr(Distillation, "step", killed)
+    with killed_after(4):
         make_trainer(tmp_path / "killed", cfg).train(fake_validator)
     resumed = make_trainer(tmp_path / "killed", cfg)
     torch.manual_seed(99)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from killing import killed_after
 from torch import Tensor
 
 import train.follow as follow
@@ -148,22 +149,6 @@ def test_the_rate_rises_stays_and_falls_at_the_end(whole: OnlineTrainer) -> None
     assert sum(seen[-5:]) < sum(seen[:5])
 
 
-class Killed(Exception):
-    pass
-
-
-def killed_at(patch: pytest.MonkeyPatch, number: int) -> None:
-    true = Distillation.step
-
-    def step(self: Distillation, n: int, batches: Any) -> dict[str, Any]:
-        result = true(self, n, batches)
-        if n == number:
-            raise Killed
-        return result
-
-    patch.setattr(Distillation, "step", step)
-
-
 @pytest.mark.parametrize("at", ["first", "third", "before the cooldown", "in the cooldown", "last"])
 def test_a_killed_run_resumes_bitwise(
     at: str, tmp_path: Path, make: Make, whole: OnlineTrainer, shards: Any, fake_validator: Any,
@@ -173,8 +158,7 @@ def test_a_killed_run_resumes_bitwise(
     steps = {"first": 0, "third": 2, "before the cooldown": first - 1, "in the cooldown": first}
     folder = begun(tmp_path / "growing", shards[:2])
     arriving(monkeypatch, folder, one_by_one(folder, shards, 2))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        killed_at(patch, steps.get(at, first + cooldown - 1))
+    with killed_after(steps.get(at, first + cooldown - 1)):
         make(tmp_path / "run", folder).train(fake_validator)
     resumed = make(tmp_path / "run", folder)
     torch.manual_seed(99)  # another process would stand elsewhere

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from drafting import TRAINED, make_config
+from killing import Killed, after_step, killed_after
 from torch import Tensor
 
 from conf.errors import UserError
@@ -21,7 +22,6 @@ from inference.drafters import build
 from inference.target import Target
 from train.checkpoint import Checkpoints
 from train.loop import Trainer, validation_steps
-from train.step import Distillation
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
@@ -30,27 +30,6 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 
 def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[n], b[n]) for n in a)
-
-
-class Killed(Exception):
-    pass
-
-
-def at_step(monkeypatch: pytest.MonkeyPatch, number: int, action: Callable[[], None]) -> None:
-    """Do `action` right after optimiser step `number` (from 0)."""
-    original = Distillation.step
-
-    def step(self: Distillation, n: int, batches: Any) -> dict[str, Any]:
-        result = original(self, n, batches)
-        if n == number:
-            action()
-        return result
-
-    monkeypatch.setattr(Distillation, "step", step)
-
-
-def kill() -> None:
-    raise Killed
 
 
 def interrupt() -> None:
@@ -71,12 +50,11 @@ def without_times(run_dir: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("step", range(8))
 def test_a_killed_run_resumes_bitwise(
-    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, step: int
 ) -> None:
     whole = make_trainer(tmp_path / "whole")
     whole.train(fake_validator)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        at_step(patch, step, kill)
+    with killed_after(step):
         make_trainer(tmp_path / "killed").train(fake_validator)
     resumed = make_trainer(tmp_path / "killed")
     torch.manual_seed(99)  # another process would stand elsewhere
@@ -92,26 +70,26 @@ def test_with_recomputed_features_too(
 ) -> None:
     read = Loader._read
     monkeypatch.setattr(Loader, "_read", lambda self, entries: replace(read(self, entries), hidden=None))
-    test_a_killed_run_resumes_bitwise(tmp_path, make_trainer, fake_validator, monkeypatch, step)
+    test_a_killed_run_resumes_bitwise(tmp_path, make_trainer, fake_validator, step)
 
 
 @pytest.mark.parametrize("step", [2, 6])
 def test_eagle3_on_its_own_tokens_too(
-    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
+    tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, step: int
 ) -> None:
     drafter = Eagle3Config(taps=[0, 1, 2], num_spec_tokens=2, unroll=2, draft_vocab_size=41, own_tokens=0.5)
     make = partial(make_trainer, cfg=config(drafter=drafter))
-    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, step)
+    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, step)
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_kind_resumes_bitwise(
-    name: str, tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any
 ) -> None:
     kind, options = TRAINED[name]
     drafter = make_config(kind, **options | {"dtype": "float32", "draft_vocab_size": 41})
     make = partial(make_trainer, cfg=config(drafter=drafter))
-    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, monkeypatch, 5)
+    test_a_killed_run_resumes_bitwise(tmp_path, make, fake_validator, 5)
 
 
 def test_taps_beside_the_store_spare_the_target(
@@ -133,14 +111,12 @@ def test_taps_beside_the_store_spare_the_target(
 @pytest.mark.parametrize("signal_it", [interrupt, terminate])
 @pytest.mark.parametrize("step", [1, 3, 5, 7])
 def test_a_signal_saves_and_says_how_to_resume(
-    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch,
-    signal_it: Callable[[], None], step: int,
-) -> None:  # fmt: skip
+    tmp_path: Path, make_trainer: Any, fake_validator: Any, signal_it: Callable[[], None], step: int
+) -> None:
     whole = make_trainer(tmp_path / "whole")
     whole.train(fake_validator)
     before = signal.getsignal(signal.SIGINT)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="same command again to resume") as stop:
-        at_step(patch, step, signal_it)
+    with pytest.raises(KeyboardInterrupt, match="same command again to resume") as stop, after_step(step, signal_it):
         make_trainer(tmp_path / "run").train(fake_validator)
     assert f"after step {step + 1} of 8" in str(stop.value) and signal.getsignal(signal.SIGINT) is before
     resumed = make_trainer(tmp_path / "run")
@@ -227,7 +203,7 @@ def test_another_configuration_is_refused(tmp_path: Path, make_trainer: Any, fak
 
 
 def test_a_nan_ends_the_run_and_keeps_the_last_good_checkpoint(
-    tmp_path: Path, make_trainer: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, make_trainer: Any, fake_validator: Any
 ) -> None:
     trainer = make_trainer(tmp_path)
 
@@ -235,8 +211,7 @@ def test_a_nan_ends_the_run_and_keeps_the_last_good_checkpoint(
         next(trainer.drafter.parameters()).data.fill_(float("nan"))
 
     line = r"step 7: NaN or infinity.*first in parameter .*; the last good .*step-4: the same command.*store=.*store"
-    with monkeypatch.context() as patch, pytest.raises(UserError, match=line):
-        at_step(patch, 5, poison)
+    with pytest.raises(UserError, match=line), after_step(5, poison):
         trainer.train(fake_validator)
     assert trainer.checkpoints.steps() == [0, 4]
     whole, resumed = make_trainer(tmp_path / "whole"), make_trainer(tmp_path)
@@ -280,8 +255,7 @@ def test_a_killed_run_on_the_clock_has_the_time_it_had_left(
     tmp_path: Path, make_trainer: Any, config: Any, fake_validator: Any, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
     monkeypatch.setattr("train.loop.time", Clock(0.5))
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        at_step(patch, step, kill)
+    with killed_after(step):
         make_trainer(tmp_path, on_the_clock(config, "4s")).train(fake_validator)
     validator = fake_validator()
     state = make_trainer(tmp_path, on_the_clock(config, "4s")).train(lambda: validator)

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 from safetensors.torch import load_file
 
 import train.online as online
@@ -23,9 +22,7 @@ from data.identity import store_identity
 from data.rows import Row
 from data.store import Store
 from inference.artifact import load_drafter
-from inference.decode import Decoder, Request
 from inference.load import load_target
-from inference.sampling import Sampling
 from inference.target import Target
 from train.cut import Search
 from train.follow import Patience
@@ -38,11 +35,7 @@ SMALL = [
 ]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """accelerate keeps its state in the process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -51,16 +44,10 @@ def target(tiny_text_folder: Path) -> Target:
 
 
 @pytest.fixture(scope="module")
-def shards(target: Target) -> list[tuple[list[Row], list[Any]]]:
+def shards(target: Target, answers: Any) -> list[tuple[list[Row], list[Any]]]:
     """Four shards of eight short answers."""
-    prompts = [target.text.encode_chat([{"role": "user", "content": f"Strike {i} times."}]) for i in range(32)]
-    decoder = Decoder(target, None, batch=32, keep_hidden=True, sampling=Sampling(1.0))
-    results = decoder.generate([Request(p, max_new_tokens=16) for p in prompts])
-    rows = [
-        Row(f"k{i}", r.request.prompt, r.tokens, "qa", "test", {}, r.finish_reason, "generate", 0, f"d{i}")
-        for i, r in enumerate(results)
-    ]
-    return [(rows[i : i + 8], [r.hidden for r in results[i : i + 8]]) for i in range(0, 32, 8)]
+    rows, hidden = answers(target, 32, 16)
+    return [(rows[i : i + 8], hidden[i : i + 8]) for i in range(0, 32, 8)]
 
 
 def config(folder: Path, target: Path, *more: str) -> RunConfig:

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
 
 import train.online as online
 import train.run as run_module
@@ -61,13 +60,7 @@ REFUSED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """accelerate keeps its state in the process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-
-
+@pytest.mark.usefixtures("fresh_accelerate")
 @pytest.mark.parametrize("module", [run_module, online], ids=["store", "online"])
 @pytest.mark.parametrize("overrides", REFUSED)
 def test_the_impossible_is_refused_in_one_line(

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate.state import AcceleratorState, GradientState
 
 from conf.compose import load
 from conf.digest import digest_of, plain
@@ -33,13 +32,11 @@ from conf.schema import (
     TrackingConfig,
 )
 from data.identity import store_identity
-from data.rows import Row
 from data.store import Store
 from inference.artifact import load_drafter, read_about
 from inference.decode import Decoder, Request
 from inference.drafters.hydra import HydraDrafter
 from inference.load import load_target
-from inference.sampling import Sampling
 from inference.target import Target
 from inference.tiny import make_tiny_target
 from train.loop import Trainer
@@ -50,11 +47,7 @@ VOCAB = 96
 COLLECTED = {"sources": ["a.jsonl"], "temperatures": [0.5], "mode": "generate"}
 
 
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """accelerate keeps its state in the process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
+pytestmark = pytest.mark.usefixtures("fresh_accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -76,21 +69,12 @@ def config(run_dir: Path, folder: Path, **changes: Any) -> RunConfig:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path, target: Target) -> Path:
+def run_dir(tmp_path: Path, target: Target, answers: Any) -> Path:
     """A run directory whose store holds 24 short answers of the tiny target."""
     store = Store.create(
         tmp_path / "run" / "store", store_identity(target.identity, "cache", target.hidden_size), {"data": COLLECTED}
     )
-    prompts = [target.text.encode_chat([{"role": "user", "content": f"Strike {i} times."}]) for i in range(24)]
-    decoder = Decoder(target, None, batch=24, keep_hidden=True, sampling=Sampling(1.0))
-    results = decoder.generate([Request(p, max_new_tokens=24) for p in prompts])
-    store.append(
-        [
-            Row(f"k{i}", r.request.prompt, r.tokens, "qa", "test", {}, r.finish_reason, "generate", 0, f"d{i}")
-            for i, r in enumerate(results)
-        ],
-        [r.hidden for r in results if r.hidden is not None],
-    )
+    store.append(*answers(target, 24, 24))
     return tmp_path / "run"
 
 
