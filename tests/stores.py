@@ -1,6 +1,8 @@
-"""Stores made on the spot: rows that tell their number, and hidden states that tell theirs."""
+"""Stores made on the spot: rows that tell their number, and hidden states that tell theirs; files of rows."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,3 +39,14 @@ def fill(path: Path, lengths: list[int], shard_rows: int = 7, features: str = "c
 def lengths_of(count: int) -> list[int]:
     """From 2 to 62, all about."""
     return [2 + (i * 37) % 61 for i in range(count)]
+
+
+def write_rows(path: Path, *rows: Any) -> str:
+    """A JSONL file of them; its name."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def write_prompts(path: Path, *prompts: str) -> str:
+    """A JSONL file of rows that hold a prompt each; its name."""
+    return write_rows(path, *({"prompt": prompt} for prompt in prompts))

@@ -1,7 +1,6 @@
 """The published benchmark sets: small files with the fields that each is published with, from a file and from the hub;
 rows of another form are refused by line and name."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from development_data import shared_file
+from stores import write_rows
 
 import data.hub
 from conf.compose import load
@@ -55,13 +55,8 @@ ROWS: dict[str, list[dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def write(path: Path, rows: list[dict[str, Any]]) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def read(name: str, path: Path, rows: list[dict[str, Any]] | None = None) -> list[Prompt]:
-    return set_prompts(f"{name}:{write(path / 'set.jsonl', rows or ROWS[name])}", say=lambda line: None)
+    return set_prompts(f"{name}:{write_rows(path / 'set.jsonl', *(rows or ROWS[name]))}", say=lambda line: None)
 
 
 def test_the_configuration_names_the_sets_that_can_be_read() -> None:
@@ -123,7 +118,7 @@ def test_a_field_of_another_type_is_named(name: str, change: dict[str, Any], lin
 
 def test_withheld_rows_are_left_out_and_said_and_an_empty_set_is_refused(tmp_path: Path) -> None:
     said: list[str] = []
-    set_prompts(f"speed_bench:{write(tmp_path / 'set.jsonl', ROWS['speed_bench'])}", say=said.append)
+    set_prompts(f"speed_bench:{write_rows(tmp_path / 'set.jsonl', *ROWS['speed_bench'])}", say=said.append)
     assert len(said) == 1 and said[0].startswith("speed_bench: 1 rows are left out") and "prepare_data.py" in said[0]
     with pytest.raises(UserError, match="has no prompts in it"):
         read("speed_bench", tmp_path, ROWS["speed_bench"][2:])
@@ -138,6 +133,16 @@ def test_a_parquet_file_is_read_like_the_hubs(tmp_path: Path) -> None:
 def test_of_a_long_set_the_first_rows_are_taken(tmp_path: Path) -> None:
     rows = [{"article": f"Number {i}.", "highlights": "x", "id": str(i)} for i in range(510)]
     assert len(read("cnn_dailymail", tmp_path, rows)) == SETS["cnn_dailymail"].most == 500
+
+
+PLACES: dict[str, tuple[str, str | None, str]] = {  # data set, configuration, split
+    "mt_bench": ("HuggingFaceH4/mt_bench_prompts", None, "train"),
+    "humaneval": ("openai/openai_humaneval", None, "test"),
+    "gsm8k": ("openai/gsm8k", "main", "test"),
+    "cnn_dailymail": ("abisee/cnn_dailymail", "3.0.0", "test"),
+    "mbpp": ("google-research-datasets/mbpp", "full", "test"),
+    "speed_bench": ("nvidia/SPEED-Bench", "qualitative", "test"),
+}
 
 
 @pytest.mark.parametrize("name", [name for name in ROWS if name != "spec_bench"])
@@ -156,8 +161,7 @@ def test_each_is_read_from_its_place_on_the_hub(name: str, monkeypatch: pytest.M
 
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda where, config, revision: Builder(where, config))
     assert len(set_prompts(name, say=lambda line: None)) >= 1
-    parts = BENCH_SETS[name].removeprefix("hub:").split(":")
-    assert asked == [("/".join(parts[0].split("/")[:2]), "/".join(parts[0].split("/")[2:]) or None, parts[1])]
+    assert asked == [PLACES[name]]
     assert len(set_prompts(f"{name}:hub:me/mine/all:dev", say=lambda line: None)) >= 1
     assert asked[1] == ("me/mine", "all", "dev")
 
@@ -165,7 +169,7 @@ def test_each_is_read_from_its_place_on_the_hub(name: str, monkeypatch: pytest.M
 def test_spec_bench_from_the_hub_is_a_file_a_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file, group in MIRROR.items():
         row = {"question_id": 7, "category": "stem" if group == "multi_turn" else group, "prompt": f"About {group}?"}
-        write(tmp_path / file, [row])
+        write_rows(tmp_path / file, row)
     asked = []
 
     def download(repo: str, name: str, *, repo_type: str, revision: str | None) -> str:
@@ -177,7 +181,7 @@ def test_spec_bench_from_the_hub_is_a_file_a_group(tmp_path: Path, monkeypatch: 
     assert [p.category for p in prompts] == list(MIRROR.values()) and prompts[0].subcategory == "stem"
     assert {p.turns[0] for p in prompts} == {f"About {group}?" for group in MIRROR.values()}
     assert set(asked) == {("RedHatAI/speculator_benchmarks", "dataset", None)}
-    write(tmp_path / "rag.jsonl", [{"question_id": 7, "category": "rag", "text": "x"}])
+    write_rows(tmp_path / "rag.jsonl", {"question_id": 7, "category": "rag", "text": "x"})
     with pytest.raises(UserError, match=r"rag.jsonl, line 1: not a row of spec_bench: .*expected are prompt"):
         set_prompts("spec_bench")
 
@@ -194,8 +198,8 @@ def test_a_hub_out_of_reach_is_one_line() -> None:
 def test_a_set_is_sampled_evenly_reported_by_name_and_kept_out_of_training(tmp_path: Path) -> None:
     words = " ".join(f"word{i}" for i in range(20))
     rows = [{"category": c, "turns": [f"{c} {i} {words}"]} for c in ("math", "stem") for i in range(9)]
-    path = write(tmp_path / "question.jsonl", rows)
-    source = write(tmp_path / "mine.jsonl", [{"prompt": f"Well: {words}."}, {"prompt": "Name a river."}] * 2)
+    path = write_rows(tmp_path / "question.jsonl", *rows)
+    source = write_rows(tmp_path / "mine.jsonl", *[{"prompt": f"Well: {words}."}, {"prompt": "Name a river."}] * 2)
     cfg = load("distill", [f"bench.sets=['mt_bench:{path}']", "bench.prompts=6", f"data.sources=[{source}]"])
     (bench,) = benchmarks(cfg)
     assert bench.name == "mt_bench" and [p.category for p in bench.prompts].count("math") == 3 and not bench.builtin

@@ -13,6 +13,7 @@ import pytest
 from development_data import shared_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stores import write_rows
 
 from data.builtin_set import CATEGORIES, builtin_prompts
 from data.prompt import SPLITS
@@ -39,11 +40,6 @@ ROWS: dict[str, tuple[dict[str, Any], tuple[str, ...], tuple[str, ...], str | No
 }  # fmt: skip
 
 
-def write(path: Path, *rows: Any) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return str(path)
-
-
 def load(*sources: str, **options: Any) -> list[Prompt]:
     return load_prompts(sources, **{"seed": 0, "say": lambda line: None, **options})
 
@@ -53,7 +49,7 @@ def test_every_form_is_read_with_its_answers_and_said(
     form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row, turns, answers, system = ROWS[form]
-    source = write(tmp_path / "data.jsonl", row)
+    source = write_rows(tmp_path / "data.jsonl", row)
     (prompt,) = load_prompts([source], seed=0)
     assert (prompt.turns, prompt.answers, prompt.system) == (turns, answers, system)
     assert (prompt.category, prompt.source) == ("other", source)
@@ -62,7 +58,7 @@ def test_every_form_is_read_with_its_answers_and_said(
 
 def test_mixed_forms_are_counted(tmp_path: Path) -> None:
     said: list[str] = []
-    source = write(tmp_path / "mix.jsonl", {"prompt": "a b"}, {"instruction": "c d"}, {"prompt": "e f"})
+    source = write_rows(tmp_path / "mix.jsonl", {"prompt": "a b"}, {"instruction": "c d"}, {"prompt": "e f"})
     assert len(load(source, say=said.append)) == 3
     assert said == [f"{source}: 2 rows in prompt form, 1 rows in Alpaca form"]
 
@@ -93,13 +89,13 @@ def test_parquet_messages(tmp_path: Path) -> None:
 def test_what_an_assistant_says_first_is_left_out_and_runs_of_one_role_are_joined(tmp_path: Path) -> None:
     said = [("assistant", "Welcome"), ("user", "A"), ("user", "B"), ("assistant", "C"), ("assistant", "D")]
     row = {"messages": [{"role": role, "content": text} for role, text in said]}
-    (prompt,) = load(write(tmp_path / "x.jsonl", row))
+    (prompt,) = load(write_rows(tmp_path / "x.jsonl", row))
     assert (prompt.turns, prompt.answers) == (("A\n\nB",), ("C\n\nD",))
 
 
 def test_duplicates_are_dropped_whatever_their_answers(tmp_path: Path) -> None:
     rows = [{"prompt": "a b", "response": "1"}, {"prompt": "a b", "answer": "2"}, {"prompt": "a b", "system": "s"}]
-    prompts = load(write(tmp_path / "x.jsonl", *rows))
+    prompts = load(write_rows(tmp_path / "x.jsonl", *rows))
     assert [(p.answers, p.system) for p in prompts] == [(("1",), None), ((), "s")]
 
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from stores import write_prompts
 
 from conf.compose import load
 from conf.errors import UserError
@@ -21,11 +22,6 @@ def texts(split: str, count: int, start: int = 0) -> list[str]:
     """Texts of 20 words that are in `split` and have nothing in common."""
     every = (" ".join(f"w{n}x{i}" for i in range(20)) for n in range(start, start + 100 * count))
     return [text for text in every if split_of((text,)) == split][:count]
-
-
-def write(path: Path, *prompts: str) -> str:
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    return str(path)
 
 
 def chosen(cfg: RunConfig, *own: Prompt) -> list[Prompt]:
@@ -55,8 +51,8 @@ def test_only_prompts_of_the_named_categories_are_collected() -> None:
 
 def test_every_benchmark_file_is_kept_out_of_training(tmp_path: Path) -> None:
     mine = texts("train", 9)
-    source = write(tmp_path / "mine.jsonl", *mine)
-    first = write(tmp_path / "one.jsonl", f"Summarize this: {mine[2]} Be brief.")
+    source = write_prompts(tmp_path / "mine.jsonl", *mine)
+    first = write_prompts(tmp_path / "one.jsonl", f"Summarize this: {mine[2]} Be brief.")
     second = tmp_path / "two.jsonl"
     second.write_text(json.dumps({"turns": ["Something else?", mine[4]]}))
     cfg = config(f"data.sources=[{source}]", f"bench.sets=[builtin,{first},{second}]", "bench.prompts=1")
@@ -72,10 +68,10 @@ def test_held_out_prompts_of_a_users_file_are_kept_out_of_training(tmp_path: Pat
         text for i in range(99)
         if split_of((text := f"Question {i} about it: {' '.join(words[2:18])}?",)) == "train"
     )  # fmt: skip
-    source = write(tmp_path / "mine.jsonl", *mine, held_out, quoting)
+    source = write_prompts(tmp_path / "mine.jsonl", *mine, held_out, quoting)
     cfg = config(f"data.sources=[{source}]")
     assert sorted(p.turns[0] for p in chosen(cfg)) == sorted(mine)
-    again = write(tmp_path / "again.jsonl", *mine, quoting)
+    again = write_prompts(tmp_path / "again.jsonl", *mine, quoting)
     assert len(chosen(config(f"data.sources=[{again}]"))) == 6
 
 
@@ -84,7 +80,7 @@ def test_a_file_that_is_trained_and_reported_on_keeps_its_splits(
 ) -> None:
     """Also under another spelling of its path."""
     mine, report = texts("train", 6), texts("report", 3)
-    source = write(tmp_path / "mine.jsonl", *mine, *report)
+    source = write_prompts(tmp_path / "mine.jsonl", *mine, *report)
     monkeypatch.chdir(tmp_path)
     cfg = config("data.sources=[mine.jsonl]", f"bench.sets=[{source}]")
     assert sorted(p.turns[0] for p in chosen(cfg)) == sorted(mine)
@@ -93,14 +89,14 @@ def test_a_file_that_is_trained_and_reported_on_keeps_its_splits(
 
 def test_what_is_removed_does_not_count_as_one_of_data_prompts(tmp_path: Path) -> None:
     mine = texts("train", 30)
-    source, bench = write(tmp_path / "mine.jsonl", *mine), write(tmp_path / "bench.jsonl", *mine[::2])
+    source, bench = write_prompts(tmp_path / "mine.jsonl", *mine), write_prompts(tmp_path / "bench.jsonl", *mine[::2])
     cfg = config(f"data.sources=[{source}]", f"bench.sets=[{bench}]", "data.prompts=15")
     assert sorted(p.turns[0] for p in chosen(cfg)) == sorted(mine[1::2])
 
 
 def test_nothing_left_is_said_with_the_reason(tmp_path: Path) -> None:
     mine = texts("train", 3)
-    source, bench = write(tmp_path / "mine.jsonl", *mine), write(tmp_path / "bench.jsonl", *mine)
+    source, bench = write_prompts(tmp_path / "mine.jsonl", *mine), write_prompts(tmp_path / "bench.jsonl", *mine)
     with pytest.raises(UserError, match="no training prompt is left \\(all overlap with held-out prompts\\)"):
         chosen(config(f"data.sources=[{source}]", f"bench.sets=[{bench}]"))
     with pytest.raises(UserError, match="no training prompt is left \\(there is none\\)"):

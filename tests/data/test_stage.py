@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import write_prompts
 
 from conf.compose import load
 from conf.errors import UserError
@@ -117,11 +118,6 @@ def test_nothing_to_collect_is_an_error(tmp_path: Path, tiny_text_folder: Path) 
         stage.run(config(tmp_path, tiny_text_folder, "data.max_prompt_tokens=1"))
 
 
-def write(path: Path, *prompts: str) -> str:
-    path.write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
-    return str(path)
-
-
 def questions(first: int, last: int) -> list[str]:
     """Texts of ten words that are all in the training split and have nothing in common."""
     texts = (" ".join(f"word{number}x{at}" for at in range(10)) for number in range(first, last))
@@ -133,7 +129,7 @@ def test_an_edited_source_is_collected_again_where_something_is_missing(
 ) -> None:
     source = tmp_path / "mine.jsonl"
     cfg = config(tmp_path / "run", tiny_text_folder, f"data.sources=[{source}]", "data.response_tokens=9000")
-    write(source, *questions(0, 8))
+    write_prompts(source, *questions(0, 8))
     stage.run(cfg)
     store = Store.open(tmp_path / "run" / "store")
     first = list(store.rows())
@@ -143,7 +139,7 @@ def test_an_edited_source_is_collected_again_where_something_is_missing(
     assert any(line.startswith(said) for line in out)
     assert json.loads(Path(out[-1]).read_text())["shortfall"] == 9000 - store.num_response_tokens
 
-    write(source, *questions(0, 14))
+    write_prompts(source, *questions(0, 14))
     stage.run(cfg)
     store = Store.open(tmp_path / "run" / "store")
     assert list(store.rows())[: len(first)] == first
@@ -190,11 +186,11 @@ def test_a_hub_data_set_that_moved_on_is_read_again(
 def test_a_benchmark_that_comes_later_takes_its_rows_out_of_training(
     tmp_path: Path, tiny_text_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, mine = write(tmp_path / "mine.jsonl", *questions(0, 20)), questions(0, 20)
+    source, mine = write_prompts(tmp_path / "mine.jsonl", *questions(0, 20)), questions(0, 20)
     run, wide = tmp_path / "run", "data.response_tokens=9000"
     stage.run(config(run, tiny_text_folder, f"data.sources=[{source}]", wide))
     before = Store.open(run / "store")
-    bench = write(tmp_path / "bench.jsonl", f"Please explain: {mine[3]}", mine[5].upper())
+    bench = write_prompts(tmp_path / "bench.jsonl", f"Please explain: {mine[3]}", mine[5].upper())
     config_of = [f"data.sources=[{source}]", f"bench.sets=[builtin,{bench}]", wide]
     capsys.readouterr()
     stage.run(config(run, tiny_text_folder, *config_of))
@@ -208,7 +204,7 @@ def test_a_benchmark_that_comes_later_takes_its_rows_out_of_training(
     assert trained and not digests & {store.get(key).prompt_digest for key in trained}
 
     # A prompt that is no candidate any more is found by its ids; one set less, and the rows are back.
-    other = write(tmp_path / "other.jsonl", *questions(40, 50))
+    other = write_prompts(tmp_path / "other.jsonl", *questions(40, 50))
     stage.run(config(run, tiny_text_folder, f"data.sources=[{other}]", *config_of[1:]))
     assert set(Store.open(run / "store").excluded) == set(store.excluded)
     stage.run(config(run, tiny_text_folder, f"data.sources=[{other}]", wide))
@@ -219,7 +215,7 @@ def test_another_runs_store_may_know_nothing_of_a_benchmark(
     tmp_path: Path, tiny_text_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stage.run(config(tmp_path / "a", tiny_text_folder))
-    bench = write(tmp_path / "bench.jsonl", "One question?")
+    bench = write_prompts(tmp_path / "bench.jsonl", "One question?")
     other = f"data.store={tmp_path / 'a' / 'store'}"
     capsys.readouterr()
     stage.run(config(tmp_path / "b", tiny_text_folder, other))
