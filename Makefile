@@ -1,10 +1,10 @@
 # Every verb does the whole set-up first (.ci/setup: once per set of pins), then runs one Python program.
 # ARGS is pasted into the command line as you wrote it: Hydra overrides, quoted as in a shell.
-# PROMPT never touches a shell: it travels in the environment, with every quote, dollar and newline in place.
+# PROMPT and RUNS never touch a shell: they travel in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish check-drafter certify certify-long bench \
-	bench-drafters bench-curve test check
+	bench-drafters bench-curve compare test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -16,11 +16,14 @@ export PYTHONUNBUFFERED ?= 1
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX ?= $(CURDIR)/.venv/pycache
 
-# make would expand both on their way into the environment: a "$(shell ...)" inside would run.
-unexport ARGS PROMPT
+# make would expand them on their way into the environment: a "$(shell ...)" inside would run.
+unexport ARGS PROMPT RUNS
 MAKEOVERRIDES :=
 ifeq ($(origin PROMPT),command line)
 export DRAFTSMITH_PROMPT := $(value PROMPT)
+endif
+ifeq ($(origin RUNS),command line)
+export DRAFTSMITH_RUNS := $(value RUNS)
 endif
 
 python := .venv/bin/python
@@ -66,6 +69,9 @@ bench-drafters: install ## every kind of drafter, same store and training time, 
 
 bench-curve: install ## acceptance against response tokens and training time, and how many tokens more would take
 	$(run) eval.bench_curve $(value ARGS)
+
+compare: install ## finished runs side by side on one page (RUNS="runs/a runs/b runs/c")
+	$(run) eval.compare_runs $(value ARGS)
 
 certify: install ## losslessness at length: drafters against the target alone, greedy and sampled, and planted faults
 	$(run) eval.certify $(value ARGS)

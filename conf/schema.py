@@ -77,6 +77,7 @@ __all__ = [
     "PublishLayout",
     "Rule",
     "RunConfig",
+    "RunsConfig",
     "SuffixConfig",
     "TargetConfig",
     "TrackingConfig",
@@ -217,6 +218,13 @@ class CurveConfig(RunConfig):
     """`make bench-curve`: acceptance against response tokens and against training time."""
 
     curve: CurveSettings = field(default_factory=CurveSettings)
+
+
+@dataclass
+class RunsConfig(RunConfig):
+    """`make compare`: finished runs side by side; they bring their own configurations."""
+
+    runs: list[str] = field(default_factory=list)  # folders; default: the environment's DRAFTSMITH_RUNS
 
 
 @dataclass

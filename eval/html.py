@@ -2,15 +2,19 @@
 escaped."""
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .against import COLUMNS, against_rows
 from .curve import curve_lines
 from .records import AXES, runs, temperature_name
 from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Report = dict[str, Any]
 
@@ -68,8 +72,13 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
         "<h2>Settings</h2>",
         key_values(report["settings"]),
     ]
+    return page(title(report), parts)
+
+
+def page(name: str, parts: Sequence[str]) -> str:
+    """A document that loads nothing from elsewhere."""
     meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>"
-    head = f"{meta}<title>{escape(title(report))}</title><style>{STYLE}</style>"
+    head = f"{meta}<title>{escape(name)}</title><style>{STYLE}</style>"
     return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
 
 
@@ -262,7 +271,18 @@ def trace_section(traces: list[Trace]) -> str:
 
 def image(path: Path, name: str) -> str:
     """An embedded PNG."""
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
+    return _image(path.read_bytes(), name)
+
+
+def embedded(figure: "Figure", name: str) -> str:
+    """A figure that is in no file of its own."""
+    from .plots import png_of  # slow to import
+
+    return _image(png_of(figure), name)
+
+
+def _image(png: bytes, name: str) -> str:
+    data = base64.b64encode(png).decode("ascii")
     return f"<img alt='{escape(name)}' src='data:image/png;base64,{data}'>"
 
 

@@ -1,5 +1,6 @@
 """The report's PNG plots, drawn with matplotlib's Agg canvas from report.json alone."""
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,16 @@ def draw_plots(report: Report, folder: Path) -> dict[str, Path]:
 
 def save_plot(figure: Figure, path: Path) -> Path:
     """Write a figure as a PNG; returns the path."""
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png")
+    path.write_bytes(png_of(figure))
     return path
+
+
+def png_of(figure: Figure) -> bytes:
+    """The figure as a PNG."""
+    FigureCanvasAgg(figure)
+    out = BytesIO()
+    figure.savefig(out, format="png")
+    return out.getvalue()
 
 
 def make_axes(columns: int = 1, height: float = 3.4) -> tuple[Figure, list[Axes]]:

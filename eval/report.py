@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from conf.digest import digest_of
 from conf.paths import read_json
 from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
@@ -81,11 +82,15 @@ def _pairs(groups: Groups, rounds_of: RoundsOf) -> dict[str, Pairs]:
 
 
 def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
-    """The sections `acceptance`, `speed`, `baselines`, `draft_length` and `block_rule` of report.json."""
-    out: dict[str, Any] = {"acceptance": {}, "speed": {}, "baselines": {}, "draft_length": {}, "block_rule": {}}
+    """The sections `acceptance`, `speed`, `baselines`, `draft_length`, `block_rule` and `prompts` (digests of what was
+    continued, and how far) of report.json."""
+    names = ("acceptance", "speed", "baselines", "draft_length", "block_rule", "prompts")
+    out: dict[str, Any] = {section: {} for section in names}
     for name, by_temperature in by_run(records).items():
         for temperature, groups in by_temperature.items():
             place, draws, seed = (name, temperature), cfg.bench.bootstrap, cfg.seed
+            keys = sorted(f"{r.key}#{r.turn}" for some in groups.values() for r in some)
+            _put(out["prompts"], place, digest_of([keys, cfg.bench.max_new_tokens]))
             _put(out["acceptance"], place, acceptance_section(groups, _live, k, draws, seed))
             _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))
             kept = next(iter(groups.values()))[0].replays
@@ -137,7 +142,7 @@ def _put(section: dict[str, Any], place: tuple[str, str], value: Any) -> None:
 
 
 def stage_figures(run_dir: Path, setup: Path, *, own: bool) -> dict[str, Any]:
-    """The sections `timing`, `memory` and `collect` from what the stages of this run directory left behind; own: they
+    """The sections `timing`, `memory`, `collect` and `disk` from what the stages of this run directory left; own: they
     made the drafter, else their collection and training are another drafter's.
 
     A stage that did not run here is null; total_s sums the others. peak_bytes is the largest resident memory of a
@@ -157,7 +162,16 @@ def stage_figures(run_dir: Path, setup: Path, *, own: bool) -> dict[str, Any]:
             "tokens_per_s": files["collect"].get("tokens_per_s"),
             "response_tokens": files["collect"].get("tokens"),
         },
+        "disk": {
+            "store_bytes": files["collect"].get("store_bytes"),
+            **{f"{name}_bytes": _folder_bytes(run_dir / name) if own else None for name in ("drafter", "checkpoints")},
+        },
     }
+
+
+def _folder_bytes(folder: Path) -> int | None:
+    """Of all files below it; null when there is no such folder."""
+    return sum(p.stat().st_size for p in folder.rglob("*") if p.is_file()) if folder.is_dir() else None
 
 
 def finite(value: Any) -> Any:

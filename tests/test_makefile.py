@@ -25,6 +25,7 @@ VERBS = {
     "bench": ["-m", "eval.bench"],
     "bench-drafters": ["-m", "eval.bench_drafters"],
     "bench-curve": ["-m", "eval.bench_curve"],
+    "compare": ["-m", "eval.compare_runs"],
     "certify": ["-m", "eval.certify"],
     "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }
@@ -63,7 +64,7 @@ else:
 
 def _environment(**more: str) -> dict[str, str]:
     """The test's own environment without what an outer `make test` put there."""
-    ours = ("MAKE", "MFLAGS", "GOMP_", "OMP_", "TOKENIZERS_", "PYTHON", "PROMPT", "ARGS", "DRAFTSMITH_")
+    ours = ("MAKE", "MFLAGS", "GOMP_", "OMP_", "TOKENIZERS_", "PYTHON", "PROMPT", "RUNS", "ARGS", "DRAFTSMITH_")
     return {key: value for key, value in os.environ.items() if not key.startswith(ours)} | more
 
 
@@ -125,6 +126,14 @@ def test_any_prompt_arrives_unchanged(clone: Path, prompt: str) -> None:
     argv, env = _called(clone)
     assert done.returncode == 0 and env["DRAFTSMITH_PROMPT"] == prompt
     assert argv == ["-m", "inference", "a=1"] and not (clone / "pwned").exists()
+
+
+@pytest.mark.parametrize("runs", ["runs/a runs/b", "'two words' runs/*", "$(shell touch pwned) `touch pwned`", "a;b"])
+def test_the_names_of_runs_arrive_unchanged(clone: Path, runs: str) -> None:
+    done = _make(clone, "compare", f"RUNS={runs}")
+    argv, env = _called(clone)
+    assert done.returncode == 0 and env["DRAFTSMITH_RUNS"] == runs
+    assert argv == ["-m", "eval.compare_runs"] and not (clone / "pwned").exists()
 
 
 def test_a_prompt_of_the_shell_is_not_taken_for_one(clone: Path) -> None:

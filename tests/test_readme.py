@@ -52,7 +52,7 @@ def test_every_command_is_one_that_the_project_has(command: str, tmp_path: Path)
     assert program == "make" and verb in VERBS, command
     (tmp_path / "question.jsonl").touch()
     options = dict(word.split("=", 1) for word in rest)
-    assert options.keys() <= {"ARGS", "PROMPT"}
+    assert options.keys() <= {"ARGS", "PROMPT", "RUNS"}
     args = options.get("ARGS", "").replace("path/to/question.jsonl", str(tmp_path / "question.jsonl"))
     load(PRIMARY.get(verb, verb), shlex.split(args))
 
