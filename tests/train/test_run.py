@@ -193,7 +193,7 @@ def test_a_tree_is_chosen_for_this_machine_and_saved(
     shape = Static(tuple(kept.tree_parents)) if tree == "static" else Dynamic(kept.tree_nodes, 3, kept.tree_depth)
     assert loaded.inner.tree_shape == shape and figures["best"]["mismatches"] == 0
     tau = figures["lookup"]["mean_acceptance_length"]  # tuned behind the tree
-    assert Validator(cfg, target).validate(0, loaded).tau == pytest.approx(tau)
+    assert Validator(cfg, target, choosing_answers(cfg, target)()).validate(0, loaded).tau == pytest.approx(tau)
 
 
 def test_rows_that_are_excluded_later_make_another_training(
