@@ -47,6 +47,7 @@ from . import layouts
 from .drafters import Drafter, Pool, build, needs_vocab
 from .stock import read_config
 from .target import Target
+from .vocab import D2T, T2D, ids_from
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -56,7 +57,6 @@ WEIGHTS, CONFIG, MODEL_CONFIG = "drafter.safetensors", "drafter.json", "config.j
 # the weights.
 POOL, POOL_KEY = "pool/pool.safetensors", "tokens"
 VOCAB_KEY = "draft_ids"  # target ids of the draft ids
-D2T, T2D = "d2t", "t2d"  # EAGLE-3: what is added to draft ids, and which target ids can be drafted
 KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
     "lm": LmConfig, "early_exit": EarlyExitConfig, "jump": JumpConfig, "suffix": SuffixConfig,
@@ -223,7 +223,7 @@ def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
 def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
     """The trimmed vocabulary [D] that the tensors tell; None: the full one. Takes out what is no weight."""
     offsets = tensors.get(D2T)
-    return tensors.pop(VOCAB_KEY, None) if offsets is None else offsets + torch.arange(len(offsets))
+    return tensors.pop(VOCAB_KEY, None) if offsets is None else ids_from(offsets)
 
 
 def load_pool(cfg: DrafterConfig, folder: Path, target: Target) -> Pool | None:

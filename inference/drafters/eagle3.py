@@ -16,10 +16,11 @@ from conf.schema import Eagle3Config
 from ..batch import Batch, response_positions
 from ..sampling import SamplingRows
 from ..target import Target, causal_mask
+from ..vocab import maps_of
 from .attention import PrefixState, layer_config, rows_at
 from .base import Chain, Context, Draft, Drafter, Features
 from .branching import Followed, Vocabulary, grow
-from .eagle3_model import Eagle3Model, portable_config, taps_of, vocab_maps
+from .eagle3_model import Eagle3Model, portable_config, taps_of
 from .taps import served, take
 
 
@@ -100,7 +101,7 @@ class Eagle3Drafter(Drafter):
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Tensors under the names engines load; the vocabulary maps only with a trimmed vocabulary."""
-        maps = {} if self.draft_ids is None else vocab_maps(self.draft_ids, self.target.vocab_size)
+        maps = {} if self.draft_ids is None else maps_of(self.draft_ids, self.target.vocab_size)
         return served(self.model) | maps
 
     def take_saved(self, tensors: dict[str, Tensor]) -> None:

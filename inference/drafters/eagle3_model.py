@@ -98,13 +98,6 @@ def final_gain(target: Target) -> Tensor:
     return gain
 
 
-def vocab_maps(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """d2t [D] int64: target id - draft id; t2d [V] bool: ids that can be drafted. draft_ids ascending."""
-    t2d = torch.zeros(vocab_size, dtype=torch.bool, device=draft_ids.device)
-    t2d[draft_ids] = True
-    return {"d2t": draft_ids - torch.arange(len(draft_ids), device=draft_ids.device), "t2d": t2d}
-
-
 def portable_config(model: Eagle3Model, taps: int) -> dict[str, Any]:
     """config.json as vLLM, SGLang and llama.cpp read it: both spellings of RoPE, every flag written out."""
     rope = model.config.rope_parameters

@@ -1,22 +1,13 @@
-"""Trimmed vocabularies in files: offsets (d2t) with a mask (t2d), or an index list (token_map)."""
+"""Trimmed vocabularies in others' files: the maps of vocab.py, or an index list (token_map)."""
 
 import torch
 from torch import Tensor
 
 from conf.errors import UserError
 
-D2T, T2D = "d2t", "t2d"
+from ..vocab import D2T, T2D, ids_from, maps_of
 
-
-def maps_of(draft_ids: Tensor, vocab_size: int) -> dict[str, Tensor]:
-    """d2t [D] int64, what is added to a draft id to give the target's, and t2d [V] bool, which ids can be drafted.
-
-    draft_ids ascending.
-    """
-    ids = draft_ids.cpu()
-    t2d = torch.zeros(vocab_size, dtype=torch.bool)
-    t2d[ids] = True
-    return {D2T: ids - torch.arange(len(ids)), T2D: t2d}
+__all__ = ["D2T", "T2D", "check_ids", "ids_of", "maps_of"]
 
 
 def ids_of(tensors: dict[str, Tensor], vocab_size: int, where: str) -> Tensor | None:
@@ -29,7 +20,7 @@ def ids_of(tensors: dict[str, Tensor], vocab_size: int, where: str) -> Tensor | 
         if t2d is not None:
             raise UserError(f"{where}: there is a {T2D} without a {D2T}")
         return None
-    ids = d2t.to(torch.int64) + torch.arange(len(d2t))
+    ids = ids_from(d2t)
     check_ids(ids, vocab_size, f"{where}: {D2T} (offsets: target id - draft id)")
     if t2d is not None and not torch.equal(t2d.bool().nonzero().flatten(), ids):
         raise UserError(f"{where}: {D2T} and {T2D} name different ids; {D2T} holds offsets, not ids")
