@@ -16,9 +16,9 @@ from inference.artifact import load_drafter
 from inference.drafters import Drafter
 from inference.target import Target
 
+from .bootstrap import Pairs, bootstrap_difference, bootstrap_interval, headline
 from .records import temperature_name
 from .replayed import OTHER, OWN, WHOLE, Contender, Replayed, replay_written, replayed_section
-from .statistics import Pairs, bootstrap_difference, bootstrap_interval, headline
 
 TRAINED_ON, ELSEWHERE = "as trained on", "elsewhere"
 MEASURES = (("mean_acceptance_length", ".2f"), ("first_acceptance", ".3f"))

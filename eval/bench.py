@@ -26,9 +26,9 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .bootstrap import paired_ratio
 from .budget import Budget
 from .costs import WIDTHS, Stopwatch, forwards
-from .statistics import paired_ratio
 
 CONTEXT = 200  # tokens in the cache while v(n) is measured
 REPEATS = 4

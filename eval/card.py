@@ -10,7 +10,7 @@ from .card_use import use
 from .engines import Verdict
 from .html import interval, number
 from .records import runs
-from .report import draft_tokens, lossless_lines
+from .terminal import draft_tokens, lossless_lines
 
 Report = dict[str, Any]
 UNKNOWN = "not recorded"

@@ -16,10 +16,10 @@ from inference.drafters import Drafter
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .goodness import GTest
 from .loop_law import Law, exact_law, largest_error, law_of_loop
 from .mutations import MUTATIONS, Mutation
 from .patching import Changes
-from .statistics import GTest
 from .toy import (
     LAYER,
     LENGTH,

@@ -34,9 +34,11 @@ from inference.target import Target
 
 from .certificate import certificate
 from .lossless import GreedyPair, greedy_check, noise_of
-from .report import finite, is_lossless, lossless_lines
+from .report import finite, is_lossless
 from .sampled import BATCH, choose_prefixes
-from .stage import FORMAT, Subject, contents, drafter_place, sample, stock
+from .stage import FORMAT, sample, stock
+from .subject import Subject, contents, drafter_place
+from .terminal import lossless_lines
 from .twosample import Samples, two_sample
 
 CONTINUED = 24  # tokens of the continuations of the two-sample tests

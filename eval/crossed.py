@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from .statistics import Pairs, headline, quantiles, resampled
+from .bootstrap import Pairs, headline, quantiles, resampled
 
 Runs = Sequence[Mapping[str, Pairs]]
 """By seed: what statistics.headline takes, the same prompts in the same order in each."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .against import COLUMNS, against_rows
 from .curve import curve_lines
 from .records import AXES, runs, temperature_name
-from .report import draft_tokens, is_lossless, lossless_lines, rule_lines
+from .report import is_lossless
+from .terminal import draft_tokens, lossless_lines, rule_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

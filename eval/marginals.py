@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .statistics import MIN_EXPECTED, chance_above
+from .goodness import MIN_EXPECTED, chance_above
 
 Floats = NDArray[np.float64]
 

@@ -13,10 +13,10 @@ from inference.drafters import Lookup
 from inference.replay import replay
 from inference.tuning import Text
 
+from .bootstrap import Pairs, bootstrap_interval, headline
 from .drafting import DraftCost
 from .evidence import Evidence
 from .forecast import Machine, break_even, first_failing, simulated, simulated_batch
-from .statistics import Pairs, bootstrap_interval, headline
 
 DRAWS = 400  # of the bootstrap over texts
 

@@ -28,7 +28,7 @@ from .hygiene import check_files, without_paths
 from .preflight import Preflight, choosing_ids, engine_settings, preflight, served_length
 from .push import push
 from .report import is_lossless
-from .stage import drafter_place
+from .subject import drafter_place
 
 PLOT = "speedup_by_category.png"
 EMBEDDED = "HuggingFaceTB/SmolLM2-135M-Instruct"

@@ -18,9 +18,9 @@ from inference.replay import Record, overlap, replay
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .bootstrap import Pairs, bootstrap_interval, headline, ratio
 from .progress import EvaluationProgress
 from .records import temperature_name
-from .statistics import Pairs, bootstrap_interval, headline, ratio
 from .written import WrittenText, written_texts
 
 REPEATS = 8  # of the rounds of drafts that are drawn: their own luck should add little to that of the prompts

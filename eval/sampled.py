@@ -28,8 +28,8 @@ from inference.drafters.lookup import Index
 from inference.sampling import Sampling, process
 from inference.target import Target
 
+from .goodness import GTest, Transform
 from .marginals import Marginals
-from .statistics import GTest, Transform
 
 Path = tuple[int, ...]
 """The tokens of a continuation so far."""

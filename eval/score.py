@@ -11,6 +11,7 @@ from inference.drafters import Drafter
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .bootstrap import headline, ratio
 from .budget import Budget
 from .costs import CONTEXTS, CostGrid, Stopwatch, verification_cost
 from .drafting import DraftCost, Scene, draft_cost, loop_cost
@@ -18,7 +19,6 @@ from .forecast import Machine, simulated
 from .records import PromptRecord, by_prompt, temperature_name
 from .report import SWEEP, Groups, by_run
 from .speed import per_token
-from .statistics import headline, ratio
 
 SECONDS = 45.0  # that measuring costs may take, all temperatures together
 MEMORY = 2 * 10**9

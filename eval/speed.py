@@ -10,8 +10,8 @@ from inference.drafters.base import Drafter
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .bootstrap import bootstrap_interval, headline, ratio
 from .records import PromptRecord, by_prompt
-from .statistics import bootstrap_interval, headline, ratio
 
 WARM_UP_TOKENS = 12
 

@@ -1,26 +1,19 @@
 """The evaluation stage: measure, certify, report. Skips a finished evaluation, goes on with an interrupted
 one."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
-import yaml
-
-from conf.digest import digest_of, file_digest, plain
+from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.files import write_whole
-from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.paths import ROOT, read_json, record, run_dir, timed, write_json
 from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
-from inference import layouts
-from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter
-from inference.drafters import Drafter, Lookup, build, reshape
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.target import Target
-from inference.tree import Static
 
 from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
@@ -28,27 +21,19 @@ from .certificate import certificate
 from .history import remember
 from .html import Trace, render
 from .lossless import GreedyPair, greedy_check
-from .measure import NGRAM_LONGEST, Contest, contest, evaluated, length_so_far, measure
+from .measure import Contest, contest, evaluated, length_so_far, measure
 from .progress import EvaluationProgress
+from .protocol import about, training_settings
 from .records import Partial, PromptRecord
-from .report import NGRAM, figures, finite, is_lossless, print_table, stage_figures
+from .report import NGRAM, figures, finite, is_lossless, stage_figures
 from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
 from .score import forecast_section
+from .subject import Subject, contents, drafter_place, load_subject
+from .terminal import print_table
 from .traces import traces
 
 SETUP = ROOT / ".venv" / "setup.json"
 FORMAT = 3  # of records and reports: those of another one are made anew
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What is evaluated: the drafter as loaded, its configuration, and where it came from."""
-
-    drafter: Drafter
-    config: DrafterConfig
-    about: dict[str, Any]
-    where: str
-    num_spec_tokens: int
 
 
 def run(cfg: RunConfig) -> None:
@@ -71,25 +56,6 @@ def run(cfg: RunConfig) -> None:
         raise UserError(f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}")
 
 
-def drafter_place(cfg: RunConfig) -> str:
-    """drafter.folder (a folder or hub id), default run_dir/drafter. Raises UserError when nothing is
-    there."""
-    folder = run_dir(cfg) / "drafter"
-    if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
-        return cfg.drafter.folder
-    if not folder.is_dir() and not cfg.drafter.needs_no_folder:
-        raise UserError(f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=...")
-    return str(folder)
-
-
-def _continued(cfg: RunConfig) -> bool:
-    """Whether the run directory's own drafter is drafter.folder trained on (`record` wrote what it was
-    told)."""
-    config = run_dir(cfg) / "config.yaml"
-    told = (yaml.safe_load(config.read_text()) if config.exists() else None) or {}
-    return bool(told.get("drafter", {}).get("folder") == cfg.drafter.folder)
-
-
 def evaluation_digest(cfg: RunConfig, where: str) -> str:
     """Digest of everything that a report's figures depend on, the machine aside: what a local drafter and benchmarks
     hold, not where they lie; a hub drafter by its name."""
@@ -104,12 +70,6 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
             "drafter": contents(where) or [where, cfg.drafter],
         }
     )  # fmt: skip
-
-
-def contents(where: str | Path) -> list[str]:
-    """Digests of a local drafter's files, ours or an engine's."""
-    names = (WEIGHTS, CONFIG, POOL, layouts.MODEL, MODEL_CONFIG)
-    return [file_digest(path) for name in names if (path := Path(where) / name).is_file()]
 
 
 def tree_settings(cfg: DrafterConfig) -> dict[str, Any]:
@@ -154,18 +114,6 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
     return finished
 
 
-def load_subject(cfg: RunConfig, target: Target) -> Subject:
-    """The drafter to evaluate; prompt lookup needs no folder. The draft length is capped by the heads there
-    are."""
-    where = drafter_place(cfg)
-    if cfg.drafter.needs_no_folder and not Path(where).is_dir():
-        return Subject(build(cfg.drafter, target), cfg.drafter, {}, where, cfg.drafter.num_spec_tokens)
-    drafter, config, about = load_drafter(where, target)
-    wanted = draft_length(cfg.drafter, config)
-    reshape(drafter, cfg.drafter, target)
-    return Subject(drafter, config, about, where, min(wanted, drafter.longest(wanted)))
-
-
 def _measure(cfg: RunConfig, rivals: Contest, sets: list[Benchmark], partial: Partial) -> list[PromptRecord]:
     """All records, with progress that shows tokens a round so far."""
     total = sum(
@@ -208,95 +156,6 @@ def sample(
 def stock(cfg: TargetConfig, target: Target) -> Target:
     """The target as transformers runs it: itself, or a second copy where own kernels were swapped in."""
     return load_target(replace(cfg, kernel="off")) if wants_kernel(cfg, target) else target
-
-
-def about(cfg: RunConfig, target: Target, subject: Subject, rivals: Contest) -> dict[str, Any]:
-    """The sections `target`, `drafter`, `machine`, `versions` and `settings`."""
-    drafter = subject.drafter
-    tensors = drafter.parameters_to_save()
-    return {
-        "target": {**plain(target.identity), "parameters": target.model.num_parameters()},
-        "drafter": {
-            "kind": drafter.kind, "where": subject.where, "weights_digest": weights_digest(subject.where),
-            "num_spec_tokens": subject.num_spec_tokens,
-            "parameters": sum(t.numel() for t in tensors.values()),
-            "draft_vocab_size": target.vocab_size if drafter.draft_ids is None else len(drafter.draft_ids),
-            "config": plain(subject.config), "training": subject.about.get("training"),
-        },
-        "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
-        "versions": versions(),
-        "settings": {
-            "bench": plain(cfg.bench), **training_settings(subject.about), "seed": cfg.seed,
-            "num_spec_tokens": subject.num_spec_tokens,
-            **{
-                who: {"lookup": plain(n.lookup), "num_spec_tokens": n.num_spec_tokens}
-                for who, n in rivals.ngrams.items()
-            },
-            "protocol": protocol(cfg, subject, rivals),
-        },
-    }  # fmt: skip
-
-
-def training_settings(about: dict[str, Any]) -> dict[str, Any]:
-    """What the drafter was trained with, in whatever run; null where its folder does not say."""
-    training = about.get("training") or {}
-    return {key: training.get(key) for key in ("data", "objective", "optim")}
-
-
-def weights_digest(where: str) -> str | None:
-    """SHA-256 of a local drafter folder's weights."""
-    path = Path(where) / WEIGHTS
-    return file_digest(path) if path.is_file() else None
-
-
-def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
-    """The evaluation protocol in a few sentences."""
-    turns = "first turn only" if cfg.bench.turns == 1 else f"up to {cfg.bench.turns} turns"
-    ngram = rivals.ngrams[NGRAM]
-    return (
-        f"Stratified sample ({cfg.bench.prompts} prompts a set, Spec-Bench {cfg.bench.spec_bench_prompts}; above "
-        f"temperature 0 {cfg.bench.sampled_prompts}), {turns}, {cfg.bench.max_new_tokens} new tokens, batch 1, "
-        f"{subject.num_spec_tokens} draft tokens a round, {cfg.target.dtype}. Prefill's token is not counted. "
-        "Lengths are tokens emitted a round, bonus included; headlines are plain means over categories; 95% intervals "
-        "are bootstraps over prompts, the turns of a prompt together. Plain and speculative runs alternate prompt by "
-        "prompt on the same runtime. Baselines and draft lengths are replayed on the plain runs' texts, without a "
-        "speed: longer drafts cost more to verify. The untrained baseline keeps the lookup of a hybrid. N-gram lookup "
-        "was tuned on the choosing prompts at temperature 0: "
-        f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
-        f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}{tree_protocol(subject)}"
-    )
-
-
-def lookup_protocol(subject: Subject) -> str:
-    """Where the lookup of a hybrid came from; nothing for a drafter without one."""
-    rule = subject.drafter.rule
-    if rule is None:
-        return ""
-    chosen = (subject.about.get("training") or {}).get("lookup")
-    how = "was tuned when its training ended, for speed, on choosing prompts" if chosen else "is as it was configured"
-    return f" The drafter's own lookup ({words(rule)}) {how}."
-
-
-def tree_protocol(subject: Subject) -> str:
-    """Which tree is drafted; nothing for chains."""
-    shape = subject.drafter.chain.tree_shape
-    if shape is None:
-        return ""
-    static = isinstance(shape, Static)
-    nodes = len(shape.parents) if isinstance(shape, Static) else shape.nodes
-    return (
-        f" Drafts are {'static' if static else 'dynamic'} trees of up to {nodes} nodes, at most "
-        f"{subject.num_spec_tokens} deep; positions are depths. Draft lengths that were tried are of chains."
-        f"{' Above temperature 0 what it drafts alone, and untrained, is not replayed.' if static else ''}"
-    )
-
-
-def words(rule: Lookup) -> str:
-    """A lookup's rule for people."""
-    length = "" if rule.tokens is None else f", {rule.tokens} draft tokens"
-    length += "" if rule.per_match is None else f", {rule.per_match:g} for each matched token"
-    pooled = "" if rule.pool_match is None else f"; in a pool of earlier outputs from {rule.pool_match} tokens on"
-    return f"suffixes of {rule.min_match} to {rule.max_match} tokens{length}{pooled}"
 
 
 def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:

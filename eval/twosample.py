@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .goodness import GTest, pool
 from .marginals import TAIL, wald
-from .statistics import GTest, pool
 
 Text = Sequence[int]
 Samples = Sequence[tuple[Sequence[Text], Sequence[Text]]]

@@ -17,8 +17,8 @@ from conf.schema import (
     NgramConfig,
     SuffixConfig,
 )
-from eval.loop_law import Patch
 from eval.mutations import MUTATIONS
+from eval.patching import Patch
 from inference.decode import _Loop
 from inference.drafters import Draft, Drafter, Pool, build
 from inference.drafters.jump import JumpDrafter

@@ -10,7 +10,7 @@ import torch
 from conf.compose import load
 from conf.paths import read_json
 from eval import bench
-from eval.statistics import paired_ratio
+from eval.bootstrap import paired_ratio
 from inference.decode import Decoder, Request
 from inference.load import load_target
 

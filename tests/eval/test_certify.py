@@ -14,8 +14,8 @@ from conf.paths import read_json
 from eval import certify
 from eval.certificate import cases_of_all, plant_all
 from eval.certify import decoded, slug
+from eval.goodness import GTest
 from eval.mutations import MUTATIONS
-from eval.statistics import GTest
 from inference.artifact import save_drafter
 from inference.decode import Decoder
 from inference.drafters import build

@@ -14,6 +14,7 @@ from conf.paths import read_json, write_json
 from eval import stage
 from eval.against import contenders, replayed_figures
 from eval.replayed import read_replayed
+from eval.subject import load_subject
 from eval.written import written_texts
 from inference.artifact import save_drafter
 from inference.decode import Decoder, Request
@@ -54,7 +55,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def test_lengths_are_those_of_live_decoding(folders: tuple[Path, Path]) -> None:
     cfg = config(folders[0])
     target = load_target(cfg.target)
-    subject = stage.load_subject(cfg, target)
+    subject = load_subject(cfg, target)
     kept = {(e.temperature, e.key): e for e in read_replayed(folders[0] / "evaluate" / "replayed.json")}
     texts = [text for text in written_texts(cfg, target) if text.temperature == 0]
     assert len(texts) == 7 and len(kept) == 14

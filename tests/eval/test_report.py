@@ -13,9 +13,10 @@ from conf.paths import write_json
 from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
 from eval.html import Trace, render, trace_section
 from eval.plots import draw_plots
+from eval.protocol import training_settings
 from eval.records import PromptRecord, temperature_name
-from eval.report import figures, finite, is_lossless, lossless_lines, print_table, rule_lines, stage_figures
-from eval.stage import training_settings
+from eval.report import figures, finite, is_lossless, stage_figures
+from eval.terminal import lossless_lines, print_table, rule_lines
 from inference.acceptance import Round
 
 

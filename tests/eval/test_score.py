@@ -8,8 +8,8 @@ from pretend import draft, machine
 import eval.score
 from eval.forecast import simulated
 from eval.records import PromptRecord
-from eval.report import forecast_lines
 from eval.score import forecast_section, scored, widths_of
+from eval.terminal import forecast_lines
 from inference.acceptance import Round
 from inference.drafters.hydra import HydraDrafter
 from inference.target import Target

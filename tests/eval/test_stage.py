@@ -15,6 +15,7 @@ from conf.errors import UserError
 from conf.paths import read_json, write_json
 from eval import preflight, publish, stage
 from eval.records import Partial
+from eval.subject import drafter_place
 from inference.artifact import save_drafter
 from inference.drafters import Pool, build
 from inference.load import load_target
@@ -192,7 +193,7 @@ def test_another_verdict_than_lossless_fails_the_stage(run_folder: Path, tmp_pat
     report["lossless"]["greedy"]["identical"] -= 1
     (tmp_path / "drafter").symlink_to(run_folder / "drafter")
     cfg = evaluate_config(tmp_path)
-    report["digest"] = stage.evaluation_digest(cfg, stage.drafter_place(cfg))
+    report["digest"] = stage.evaluation_digest(cfg, drafter_place(cfg))
     write_json(tmp_path / "report.json", report)
     with pytest.raises(UserError, match="NOT LOSSLESS"):
         stage.run(cfg)
