@@ -19,17 +19,9 @@ from inference.target import Target
 from .checkpoint import Checkpoints, flatten
 from .follow import OnlineTrainer, Patience, before_more, has_cooled_down
 from .loop import make_accelerator
+from .outcome import finish, is_done, measured, training_identity
+from .prepare import make_drafter, open_store, with_exit, with_layers
 from .rng import seed_everything
-from .run import (
-    finish,
-    is_done,
-    make_drafter,
-    measured,
-    open_store,
-    training_identity,
-    with_exit,
-    with_layers,
-)
 from .validate import Validator, choosing_answers
 from .vocab import coverage_line
 

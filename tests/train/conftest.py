@@ -21,7 +21,8 @@ from inference.parity import with_hidden
 from inference.sampling import Sampling
 from inference.target import Target
 from tiny import tiny_model
-from train.loop import Trainer, make_accelerator
+from train.epochs import Trainer
+from train.loop import make_accelerator
 from train.validate import Validation
 
 VOCAB_IDS = torch.tensor([0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, *range(90, 120)])

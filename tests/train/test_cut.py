@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-import train.run as run_module
 from conf.errors import ConfigError
 from conf.schema import HydraConfig, Init, LmConfig
 from data.loader import Loader
@@ -20,7 +19,8 @@ from inference.target import Target
 from tiny import tiny_model
 from train.cut import Search, chosen_layers, within
 from train.objectives import Comparison
-from train.run import with_layers
+from train.outcome import training_identity
+from train.prepare import make_drafter, with_layers
 from train.step import Sums, count_positions
 
 IDS = torch.tensor([0, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89, *range(90, 120)])
@@ -139,7 +139,7 @@ def test_the_run_trains_what_was_found(
     recomputed: Store, target: Target, tmp_path: Path, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cfg = with_layers(config(drafter=LmConfig(init=Init.search, num_layers=1)), tmp_path, target, recomputed)
-    drafter, own = run_module.make_drafter(cfg, target, recomputed)
+    drafter, own = make_drafter(cfg, target, recomputed)
     assert own == cfg.drafter and drafter.model.config.num_hidden_layers == 1
-    identity = run_module.training_identity(cfg, target, recomputed, 1)
+    identity = training_identity(cfg, target, recomputed, 1)
     assert identity["drafter.layers"] == cfg.drafter.layers

@@ -24,6 +24,7 @@ from inference.target import Target
 from tiny import tiny_model
 from train.exits import Forecast, LayerCosts, leading_runs, scaled, shortcut, spaced, speedup, states_of
 from train.optim import build_optimizer
+from train.prepare import make_drafter, with_exit
 from train.step import Distillation, TrainView
 from train.teacher import TargetTeacher
 from train.validate import plain_answers
@@ -91,27 +92,27 @@ def test_the_best_forecast_is_chosen_once(
     tried = [Forecast(1, 0.5, 1.1), Forecast(2, 1.0, 1.4), Forecast(3, 1.5, 1.3)]
     monkeypatch.setattr(exits, "forecasts", lambda *_: tried)
     cfg = config(drafter=EarlyExitConfig(draft_vocab_size=41))
-    chosen = run_module.with_exit(cfg, tmp_path, tiny_target, store, list)
+    chosen = with_exit(cfg, tmp_path, tiny_target, store, list)
     assert chosen.drafter.exit_layer == 2 and cfg.drafter.exit_layer == "auto"
     assert "exit after layer 2 of 2 (forecasts: 1: 0.50 accepted, 1.10x, 2:" in capsys.readouterr().out
     assert [t["layer"] for t in json.loads((tmp_path / "exit.json").read_text())["tried"]] == [1, 2, 3]
     monkeypatch.setattr(exits, "forecasts", lambda *_: [Forecast(1, 0.1, 0.9)])
-    assert run_module.with_exit(cfg, tmp_path, tiny_target, store, no_answers).drafter.exit_layer == 2
+    assert with_exit(cfg, tmp_path, tiny_target, store, no_answers).drafter.exit_layer == 2
     other = config(drafter=EarlyExitConfig(draft_vocab_size=40))
-    assert run_module.with_exit(other, tmp_path, tiny_target, store, list).drafter.exit_layer == 1
+    assert with_exit(other, tmp_path, tiny_target, store, list).drafter.exit_layer == 1
     assert capsys.readouterr().out.endswith("1: 0.10 accepted, 0.90x); no exit is forecast to pay here\n")
     for drafter in (EarlyExitConfig(exit_layer=1), EarlyExitConfig(folder="f"), JumpConfig()):
         untouched = config(drafter=drafter)
-        assert run_module.with_exit(untouched, tmp_path, tiny_target, store, no_answers) is untouched
+        assert with_exit(untouched, tmp_path, tiny_target, store, no_answers) is untouched
 
 
 def test_a_warm_start_keeps_its_exit(tiny_target: Target, store: Store, tmp_path: Path, config: Any) -> None:
     earlier = EarlyExitConfig(exit_layer=1, draft_vocab_size=0)
     save_drafter(tmp_path / "earlier", build(earlier, tiny_target), earlier, tiny_target)
     cfg = config(drafter=EarlyExitConfig(draft_vocab_size=0, warm_start=str(tmp_path / "earlier")))
-    chosen = run_module.with_exit(cfg, tmp_path / "run", tiny_target, store, no_answers)
+    chosen = with_exit(cfg, tmp_path / "run", tiny_target, store, no_answers)
     assert chosen.drafter.exit_layer == 1 and not (tmp_path / "run").exists()
-    run_module.make_drafter(chosen, tiny_target, store)
+    make_drafter(chosen, tiny_target, store)
 
 
 @pytest.mark.parametrize("adapter", [True, False])

@@ -21,7 +21,7 @@ from data.loader import Loader
 from inference.drafters import build
 from inference.target import Target
 from train.checkpoint import Checkpoints
-from train.loop import Trainer, validation_steps
+from train.epochs import Trainer, validation_steps
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:

@@ -44,8 +44,10 @@ from inference.load import load_target
 from inference.target import Target
 from inference.tiny import make_tiny_target
 from inference.tree import Dynamic, Static
-from train.loop import Trainer
-from train.run import make_drafter, run, training_identity
+from train.epochs import Trainer
+from train.outcome import training_identity
+from train.prepare import make_drafter
+from train.run import run
 from train.validate import Validator, choose_requests, choosing_answers, conditional_counts, mismatches
 
 VOCAB = 96
