@@ -20,6 +20,7 @@ from data.loader import Loader
 from data.store import Store
 from data.subset import limited
 from data.taps import TapCache, cache_taps
+from data.tracking import drafter_logged, store_logged
 from inference.artifact import CONFIG, layers_of, load_drafter, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter, build, needs_vocab
@@ -185,9 +186,22 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
         print(described(confidence), flush=True)
     training = {**figures, **provenance(trainer), **pool_figures(cfg, trainer.drafter)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
+    track(trainer, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
     return {**figures, "earlier_s": trainer.earlier_seconds}
+
+
+def track(trainer: Run[Any], training: dict[str, Any]) -> None:
+    """The drafter in Weights & Biases, as made from the store; closes the run there."""
+    wandb, name = trainer.wandb, trainer.cfg.name
+    best, store = training["best"], trainer.loader.learned()
+    facts = {"kind": trainer.drafter.kind, "target": trainer.cfg.target.id, "steps": training["steps"]}
+    tau = {"tau": best["tau"], "forecast_tau": best["forecast_tau"], "step": best["step"]}
+    wandb.uses(store_logged(name, store))
+    wandb.makes(drafter_logged(name, trainer.run_dir / "drafter", {**facts, **tau}))
+    wandb.summary({f"best/{key}": value for key, value in tau.items()})
+    wandb.finish()
 
 
 def provenance(trainer: Run[Any]) -> dict[str, Any]:
