@@ -69,16 +69,25 @@ def read_json(path: Path) -> dict[str, Any]:
 def record(cfg: RunConfig, path: Path) -> None:
     """config.yaml and provenance.json: how this run came to be. Holds no secret and no prompt."""
     write_whole(path / "config.yaml", yaml.safe_dump(plain(cfg), sort_keys=False).encode())
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    earlier = read_json(path / "provenance.json").get("commands", [])
     provenance = {
-        "commands": [*(c for c in earlier if c != command), command],
-        "git_revision": _git_revision(),
-        "versions": versions(),
-        "machine": machine(),
+        "commands": commands(path), "git_revision": _git_revision(), "versions": versions(), "machine": machine(),
         "seed": cfg.seed,
-    }
+    }  # fmt: skip
     write_json(path / "provenance.json", provenance)
+
+
+def record_command(path: Path) -> None:
+    """Note in provenance.json what was typed, and nothing else: the settings of another stage stay there."""
+    write_json(path / "provenance.json", {**read_json(path / "provenance.json"), "commands": commands(path)})
+
+
+def commands(path: Path) -> list[str]:
+    """What was typed so far in this run directory, this process's own command line last."""
+    spec = sys.modules["__main__"].__spec__
+    program = ["python", "-m", spec.name.removesuffix(".__main__")] if spec else [Path(sys.argv[0]).name]
+    command = shlex.join([*program, *sys.argv[1:]])
+    earlier = read_json(path / "provenance.json").get("commands", [])
+    return [*(c for c in earlier if c != command), command]
 
 
 def versions() -> dict[str, str]:

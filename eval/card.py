@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from .card_use import use
 from .engines import Verdict
-from .html import interval, number
+from .page import interval, number
 from .records import runs
 from .terminal import draft_tokens, lossless_lines
 

@@ -17,10 +17,10 @@ from conf.errors import UserError
 from conf.paths import read_json, write_json
 from conf.schema import RunsConfig
 
-from .against import with_interval
 from .compare_page import render
+from .page import measured
 from .report import finite
-from .side_by_side import side_by_side, verdict
+from .side_by_side import side_by_side, verdicts
 
 FOLDER = Path("runs/compare")
 REPORT = "report.json"
@@ -106,22 +106,16 @@ def show(comparison: Mapping[str, Any], console: Console | None = None) -> None:
         table.add_column(column, justify="left" if column in ("set", "run", "drafter") else "right")
     for place in comparison["headline"]:
         for name, figures in place["runs"].items():
-            length = {"tau": figures["mean_acceptance_length"], "tau_ci95": figures["ci95"]}
             rate = figures["tokens_per_s"]
             table.add_row(
                 f"{place['set']} {place['temperature']}", name, comparison["runs"][name]["drafter"],
-                with_interval(length, "tau", ".2f"), with_interval(figures, "speedup", ".2f"),
+                measured(figures["mean_acceptance_length"], figures["ci95"]),
+                measured(figures["speedup"], figures["speedup_ci95"]),
                 "–" if rate is None else f"{rate:.1f}",
             )  # fmt: skip
     console.print(table)
     for line in verdicts(comparison):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def verdicts(comparison: Mapping[str, Any]) -> list[str]:
-    """A line for every run but the first."""
-    first = comparison["comparable"]["with"]
-    return [verdict(name, first, found) for name, found in comparison["comparable"]["runs"].items() if name != first]
 
 
 if __name__ == "__main__":

@@ -1,86 +1,94 @@
-"""report.html: one self-contained page from report.json, the plots and a few traces. Every text is
-escaped."""
+"""report.html: one self-contained page from report.json and a few traces. Every text is escaped."""
 
-import base64
-from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from . import trace_view
 from .against import COLUMNS, against_rows
+from .anchors import ANCHORS
+from .cost_table import costs, costs_table
 from .curve import curve_lines
+from .page import folded, interval, key_values, measured, number, page, panels, percent, table
 from .records import AXES, runs, temperature_name
 from .report import is_lossless
 from .terminal import draft_tokens, lossless_lines, rule_lines
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from .trace_view import Trace, trace_section
 
 Report = dict[str, Any]
 
-STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;max-width:1080px;margin:2em auto;padding:0 1em;color:#1c2430}
-h1{font-size:1.6em}h2{font-size:1.2em;margin-top:2em;border-bottom:1px solid #dde2e8}
-table{border-collapse:collapse;margin:.6em 0;display:block;overflow-x:auto}td,th{padding:.25em .8em;text-align:right}
-td,th{border-bottom:1px solid #e7ebef}
-td:first-child,th:first-child,.facts td{text-align:left}
-.facts td{overflow-wrap:anywhere}.note{color:#5b6673}.bad{color:#b3261e;font-weight:600}
-img{max-width:100%}
-pre.trace{white-space:pre-wrap;background:#f7f8fa;padding:1em;border-radius:6px;line-height:1.8}
-.accepted{background:#cdebd0}.lookup{background:#cfe3f7}.bonus{background:#fdf0c4}.prefill{background:#e4e6ea}
-.rejected{color:#b3261e;text-decoration:line-through;font-size:.8em;opacity:.75}
-"""
 
-
-@dataclass(frozen=True)
-class Trace:
-    """One generation: pieces of text with what became of each (accepted, lookup, bonus, prefill,
-    rejected)."""
-
-    title: str
-    pieces: list[tuple[str, str]]  # (class, text)
-
-
-def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
+def render(report: Report, traces: list[Trace]) -> str:
     """The whole page."""
+    from .plots import acceptance_per_position, draft_length, panels_of, speedup_by_category  # slow to import
+
     parts = [
-        f"<h1>{escape(title(report))}</h1>",
-        f"<p class='note'>{escape(report['settings']['protocol'])}</p>",
-        "<h2>Acceptance</h2>",
-        acceptance_table(report),
+        f"<h1>{escape(title(report))}</h1>", headline(report),
+        folded("how this was measured", f"<p>{escape(report['settings']['protocol'])}</p>"),
+        "<h2>Speed</h2>", speed_table(report),
+        panels(panels_of(report, "speed", speedup_by_category)),
+        folded("by category, in figures", category_tables(report)),
+        "<h2>Acceptance</h2>", acceptance_table(report),
         *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
-        "<h2>Speed</h2>",
-        speed_table(report),
+        panels(panels_of(report, "acceptance", acceptance_per_position)), anchors_note(),
+        panels([("draft length", draft_length(report))]),
         *replayed_parts(report),
-        "<h2>Forecast</h2>",
-        forecast_table(report),
-        "<h2>Losslessness</h2>",
-        lossless_text(report),
-        *(f"<h2>{escape(name)}</h2>{image(path, name)}" for name, path in plots.items()),
-        "<h2>Categories</h2>",
-        category_tables(report),
-        "<h2>Generations</h2>",
-        trace_section(traces),
-        "<h2>Price</h2>",
-        key_values({**report["timing"], **report["memory"], **report["collect"]}),
-        "<h2>Target</h2>",
-        key_values(report["target"]),
-        "<h2>Drafter</h2>",
-        key_values(report["drafter"]),
-        "<h2>Machine and versions</h2>",
-        key_values({**report["machine"], **report["versions"]}),
-        "<h2>Settings</h2>",
-        key_values(report["settings"]),
+        "<h2>Forecast</h2>", forecast_table(report),
+        "<h2>Losslessness</h2>", lossless_text(report),
+        "<h2>Generations</h2>", trace_section(traces),
+        *training_parts(report),
+        "<h2>What it cost</h2>", costs_table({"": costs(report)}),
+        *commands(report),
+        "<h2>Everything else</h2>",
+        folded("target", key_values(report["target"])), folded("drafter", key_values(report["drafter"])),
+        folded("machine and versions", key_values({**report["machine"], **report["versions"]})),
+        folded("settings", key_values(report["settings"])),
+    ]  # fmt: skip
+    return page(title(report), parts, trace_view.SCRIPT)
+
+
+def headline(report: Report) -> str:
+    """What most want to know, of the first set at the first temperature."""
+    name, temperature, entry = next(iter(runs(report["acceptance"])))
+    speed, fine = report["speed"][name][temperature], is_lossless(report["lossless"])
+    tiles = [
+        ("", number(speed["speedup"]), interval(speed["speedup_ci95"]), "times as fast as plain decoding"),
+        ("", number(entry["mean_acceptance_length"]), interval(entry["ci95"]), "tokens a round (bonus included)"),
+        ("fine" if fine else "bad", "yes" if fine else "NO", "", "lossless: the target's own output"),
+        ("", f"{number(speed['baseline_tokens_per_s'], 1)} → {number(speed['tokens_per_s'], 1)}", "", "tokens/s"),
     ]
-    return page(title(report), parts)
+    shown = "".join(
+        f"<div class='tile {css}'><b>{value} <small>{bounds}</small></b><span>{escape(what)}</span></div>"
+        for css, value, bounds, what in tiles
+    )
+    where = (
+        f"{name}, temperature {temperature.removeprefix('t')}, batch {speed['batch']}, {speed['dtype']}, "
+        f"{report['machine']['processor']}; 95% intervals in brackets"
+    )
+    return f"<div class='tiles'>{shown}</div><p class='note'>{escape(where)}</p>"
 
 
-def page(name: str, parts: Sequence[str]) -> str:
-    """A document that loads nothing from elsewhere."""
-    meta = "<meta charset='utf-8'><meta name='viewport' content='width=device-width,initial-scale=1'>"
-    head = f"{meta}<title>{escape(name)}</title><style>{STYLE}</style>"
-    return f"<!doctype html><html lang='en'><head>{head}</head><body>{''.join(parts)}</body></html>\n"
+def anchors_note() -> str:
+    """Where the published marks in the plots come from."""
+    listed = "; ".join(f"{anchor.name}: {anchor.source}" for anchor in ANCHORS)
+    return f"<p class='note'>Marks: published, for scale only (larger targets, other prompts). {escape(listed)}.</p>"
+
+
+def training_parts(report: Report) -> list[str]:
+    """Curves of the training that made this drafter; nothing when another run did."""
+    from .plots import training_curves
+
+    curves = report.get("curves")
+    if not curves:
+        return []
+    shown = [(f"training: {which}", training_curves(curves, [which])) for which in ("tau", "alpha", "loss")]
+    return ["<h2>Training</h2>", panels(shown)]
+
+
+def commands(report: Report) -> list[str]:
+    """What was typed, stage by stage."""
+    if not report.get("commands"):
+        return []
+    return ["<h2>Commands</h2>", f"<pre>{escape(chr(10).join(report['commands']))}</pre>"]
 
 
 def title(report: Report) -> str:
@@ -89,71 +97,34 @@ def title(report: Report) -> str:
     return f"{report['drafter']['kind']} drafter for {report['target']['id']}{lossy}"
 
 
-def number(value: float | None, digits: int = 2) -> str:
-    """Fixed digits; a dash for what was not measured."""
-    return "–" if value is None else f"{value:.{digits}f}"
-
-
-def interval(bounds: list[float | None]) -> str:
-    """'[low, high]'."""
-    return f"[{number(bounds[0])}, {number(bounds[1])}]"
-
-
-def table(header: list[str], rows: list[list[str]], kind: str = "figures") -> str:
-    """An HTML table; every cell is escaped."""
-    cells = "".join(f"<th>{escape(h)}</th>" for h in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>" for row in rows)
-    return f"<table class='{kind}'><tr>{cells}</tr>{body}</table>"
-
-
 def acceptance_table(report: Report) -> str:
     """The drafter beside its baselines, tokens a round with the bonus included."""
-    rows = []
     contenders = {report["drafter"]["kind"]: report["acceptance"], **report["baselines"]}
-    for name, temperature, _ in runs(report["acceptance"]):
-        for who, section in contenders.items():
-            entry = section[name][temperature]
-            rates = ", ".join(number(r) for r in entry["acceptance_rate_per_pos"])
-            rows.append(
-                [
-                    f"{name} {temperature}",
-                    who,
-                    draft_tokens(entry),
-                    number(entry["mean_acceptance_length"]),
-                    interval(entry["ci95"]),
-                    number(entry["draft_acceptance_rate"]),
-                    rates,
-                ]
-            )
-    return table(
+    rows = [
         [
-            "set",
-            "drafter",
-            "draft tokens",
-            "tokens a round (bonus included)",
-            "95% interval",
-            "draft acceptance rate",
-            "acceptance per position",
-        ],
-        rows,
-    )
+            f"{name} {temperature}", who, measured(entry["mean_acceptance_length"], entry["ci95"]), draft_tokens(entry),
+            number(entry["draft_acceptance_rate"]), ", ".join(number(r) for r in entry["acceptance_rate_per_pos"]),
+        ]
+        for name, temperature, _ in runs(report["acceptance"])
+        for who, entry in ((who, section[name][temperature]) for who, section in contenders.items())
+    ]  # fmt: skip
+    header = [
+        "set", "drafter", "tokens a round (bonus included)", "draft tokens", "draft acceptance rate",
+        "acceptance per position",
+    ]  # fmt: skip
+    return table(header, rows, "figures long")
 
 
 def speed_table(report: Report) -> str:
     """Tokens per second, plain and speculative, of the same runtime."""
     rows = [
         [
-            f"{name} {t}",
-            s["dtype"],
-            str(s["batch"]),
-            number(s["baseline_tokens_per_s"], 1),
-            number(s["tokens_per_s"], 1),
-            number(s["speedup"]),
-            interval(s["speedup_ci95"]),
+            f"{name} {t}", measured(s["speedup"], s["speedup_ci95"]), number(s["tokens_per_s"], 1),
+            number(s["baseline_tokens_per_s"], 1), s["dtype"], str(s["batch"]),
         ]
         for name, t, s in runs(report["speed"])
-    ]
-    return table(["set", "dtype", "batch", "plain tokens/s", "speculative tokens/s", "speed-up", "95% interval"], rows)
+    ]  # fmt: skip
+    return table(["set", "speed-up", "speculative tokens/s", "plain tokens/s", "dtype", "batch"], rows)
 
 
 def replayed_parts(report: Report) -> list[str]:
@@ -179,7 +150,10 @@ def replayed_parts(report: Report) -> list[str]:
     if report.get("learning_curve"):
         curve = report["learning_curve"]
         told = [line for axis in AXES for line in curve_lines(curve[axis], axis)]
-        parts += ["<h2>What more data would give</h2>", *(f"<p>{escape(line)}</p>" for line in told)]
+        from .plots import learning_curve
+
+        drawn = panels([("learning curve", learning_curve(curve))])
+        parts += ["<h2>What more data would give</h2>", drawn, *(f"<p>{escape(line)}</p>" for line in told)]
     return parts
 
 
@@ -197,11 +171,6 @@ def forecast_table(report: Report) -> str:
     middle, ninth = percent(forecast["median_error"]), percent(forecast["p90_error"])
     found = f"absolute error: median {middle}, 90th percentile {ninth}"
     return table(header, rows) + f"<p class='note'>{escape(found)}; {escape(forecast['method'])}</p>"
-
-
-def percent(value: float | None) -> str:
-    """With its sign; a dash for what is not known."""
-    return "–" if value is None else f"{value:+.1%}"
 
 
 def lossless_text(report: Report) -> str:
@@ -233,60 +202,11 @@ def category_tables(report: Report) -> str:
         speeds = report["speed"][name][temperature]["by_category"]
         rows = [
             [
-                category,
-                number(values["mean_acceptance_length"]),
-                interval(values["ci95"]),
-                number(speeds[category]["speedup"]),
-                interval(speeds[category]["speedup_ci95"]),
+                category, measured(values["mean_acceptance_length"], values["ci95"]),
+                measured(speeds[category]["speedup"], speeds[category]["speedup_ci95"]), str(values["prompts"]),
             ]
             for category, values in entry["by_category"].items()
-        ]
-        header = [
-            f"{name} {temperature}",
-            "tokens a round (bonus included)",
-            "95% interval",
-            "speed-up",
-            "95% interval",
-        ]
+        ]  # fmt: skip
+        header = [f"{name} {temperature}", "tokens a round (bonus included)", "speed-up", "prompts"]
         parts.append(table(header, rows))
     return "".join(parts)
-
-
-def trace_section(traces: list[Trace]) -> str:
-    """Generations with every token coloured by its origin."""
-    if not traces:
-        return "<p class='note'>Not shown (bench.show_text).</p>"
-    legend = (
-        "<p><span class='accepted'>accepted draft</span> "
-        "<span class='lookup'>accepted, from prompt lookup</span> "
-        "<span class='bonus'>bonus token</span> <span class='rejected'>rejected draft</span> "
-        "<span class='prefill'>first token</span></p>"
-    )
-    return legend + "".join(
-        f"<h3>{escape(t.title)}</h3><pre class='trace'>"
-        + "".join(f"<span class='{escape(kind)}'>{escape(text)}</span>" for kind, text in t.pieces)
-        + "</pre>"
-        for t in traces
-    )
-
-
-def image(path: Path, name: str) -> str:
-    """An embedded PNG."""
-    return _image(path.read_bytes(), name)
-
-
-def embedded(figure: "Figure", name: str) -> str:
-    """A figure that is in no file of its own."""
-    from .plots import png_of  # slow to import
-
-    return _image(png_of(figure), name)
-
-
-def _image(png: bytes, name: str) -> str:
-    data = base64.b64encode(png).decode("ascii")
-    return f"<img alt='{escape(name)}' src='data:image/png;base64,{data}'>"
-
-
-def key_values(values: dict[str, Any]) -> str:
-    """Two columns; nested values as they print."""
-    return table(["", ""], [[key, str(value)] for key, value in values.items()], "facts")

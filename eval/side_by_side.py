@@ -6,6 +6,7 @@ from typing import Any
 
 from conf.digest import differences
 
+from .cost_table import costs
 from .records import runs
 from .report import is_lossless
 
@@ -71,18 +72,6 @@ def figures_at(report: Report, name: str, temperature: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def costs(report: Report) -> dict[str, Any]:
-    """Time, tokens and disk; null for what the run did not do or did not write down."""
-    training = report["drafter"].get("training") or {}
-    forecast = (report.get("forecast") or {}).get("costs") or {}
-    return {
-        **report["timing"], **report["memory"], **report.get("disk", {}),
-        "response_tokens": (training.get("store") or {}).get("response_tokens"),
-        "train_steps": training.get("steps"), "train_positions": training.get("positions"),
-        "parameters": report["drafter"]["parameters"],
-        "draft_cost": {t: cost["draft_cost"] for t, cost in forecast.items()} or None,
-    }  # fmt: skip
-
 
 def config_of(report: Report) -> dict[str, Any]:
     """What was chosen: the drafter's and its training's settings, the evaluation's, the packages."""
@@ -143,3 +132,9 @@ def verdict(name: str, other: str, found: Mapping[str, Any]) -> str:
         return f"{name} is comparable with {other}{only}"
     machine = ", ".join(differs["machine"])
     return f"{name} is comparable with {other} in tokens a round{only}, not in speed: another machine ({machine})"
+
+
+def verdicts(comparison: Mapping[str, Any]) -> list[str]:
+    """A line for every run but the first."""
+    first, found = comparison["comparable"]["with"], comparison["comparable"]["runs"]
+    return [verdict(name, first, one) for name, one in found.items() if name != first]

@@ -9,7 +9,7 @@ from typing import Any
 from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.files import write_whole
-from conf.paths import ROOT, read_json, record, run_dir, timed, write_json
+from conf.paths import ROOT, read_json, record, record_command, run_dir, timed, write_json
 from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
 from inference.load import device_memory, load_target, precheck, wants_kernel
@@ -18,8 +18,9 @@ from inference.target import Target
 from .against import contenders, other_place, print_against, replayed_figures
 from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .certificate import certificate
+from .curves import training_curves
 from .history import remember
-from .html import Trace, render
+from .html import render
 from .lossless import GreedyPair, greedy_check
 from .measure import Contest, contest, evaluated, length_so_far, measure
 from .progress import EvaluationProgress
@@ -30,7 +31,9 @@ from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
 from .score import forecast_section
 from .subject import Subject, contents, drafter_place, load_subject
 from .terminal import print_table
+from .trace_view import Trace
 from .traces import traces
+from .tracking import track
 
 SETUP = ROOT / ".venv" / "setup.json"
 FORMAT = 3  # of records and reports: those of another one are made anew
@@ -45,7 +48,9 @@ def run(cfg: RunConfig) -> None:
     path, digest = folder / "report.json", evaluation_digest(cfg, drafter_place(cfg))
     report = read_json(path)
     if report.get("digest") != digest:
-        if not (folder / "config.yaml").exists():
+        if (folder / "config.yaml").exists():  # of the training
+            record_command(folder)
+        else:
             record(cfg, folder)
         report = evaluate(cfg, folder, digest)
     report = with_curve(folder, report)
@@ -108,9 +113,15 @@ def evaluate(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
         }  # fmt: skip
         shown = traces(records, sets, target.text, cfg.bench.show_text)
         timing |= device_memory(target.device)
-    finished: dict[str, Any] = finite({**report, **stage_figures(folder, SETUP, own=_is_own(cfg, folder))})
+    own = _is_own(cfg, folder)
+    finished: dict[str, Any] = finite({
+        **report, **stage_figures(folder, SETUP, own=own),
+        "commands": read_json(folder / "provenance.json").get("commands", []),
+        "curves": training_curves(folder / "metrics.jsonl") if own else None,
+    })  # fmt: skip
     write_report(folder, finished, shown)
     remember(finished)
+    track(cfg, folder, finished)
     return finished
 
 
@@ -166,7 +177,7 @@ def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
         return report
     kept = read_json(folder / "evaluate" / "traces.json").get("traces", [])
     whole = {**report, "learning_curve": curve}
-    write_report(folder, whole, [Trace(t["title"], [(kind, text) for kind, text in t["pieces"]]) for t in kept])
+    write_report(folder, whole, [Trace(t["title"], t["rounds"]) for t in kept if "rounds" in t])
     return whole
 
 
@@ -175,6 +186,6 @@ def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> No
     from .plots import draw_plots  # matplotlib takes a second to import
 
     write_json(folder / "evaluate" / "traces.json", {"traces": shown})
-    page = render(report, draw_plots(report, folder), shown)
-    write_whole(folder / "report.html", page.encode())
+    draw_plots(report, folder)
+    write_whole(folder / "report.html", render(report, shown).encode())
     write_json(folder / "report.json", report)

@@ -5,8 +5,8 @@ from inference.acceptance import LOOKUP
 from inference.text import Text
 
 from .benchmarks import Benchmark
-from .html import Trace
 from .records import PromptRecord, temperature_name
+from .trace_view import Piece, Trace
 
 SHOWN = 4  # generations
 PROMPT_CHARACTERS = 400
@@ -27,12 +27,14 @@ def traces(records: list[PromptRecord], sets: list[Benchmark], text: Text, show_
 
 def _trace(record: PromptRecord, prompt: Prompt, text: Text) -> Trace:
     length = (len(record.tokens) - 1) / len(record.rounds) if record.rounds else 1.0
-    pieces = [("note", prompt.turns[record.turn][:PROMPT_CHARACTERS] + "\n\n")]
-    pieces += [("prefill", text.token_text(token)) for token in record.tokens[:1]]
+    rounds: list[list[Piece]] = [[("note", prompt.turns[record.turn][:PROMPT_CHARACTERS] + "\n\n")]]
+    rounds[0] += [("prefill", text.token_text(token)) for token in record.tokens[:1]]
     for r in record.rounds:
         kept = "lookup" if r.source == LOOKUP else "accepted"
-        pieces += [(kept, text.token_text(token)) for token in r.emitted[: r.accepted]]
-        pieces += [("rejected", text.token_text(token)) for token in r.drafted[r.accepted :]]
-        pieces += [("bonus", text.token_text(token)) for token in r.emitted[r.accepted :]]
+        rounds.append([
+            *((kept, text.token_text(token)) for token in r.emitted[: r.accepted]),
+            *(("rejected", text.token_text(token)) for token in r.drafted[r.accepted :]),
+            *(("bonus", text.token_text(token)) for token in r.emitted[r.accepted :]),
+        ])  # fmt: skip
     what = f"{record.category}, {temperature_name(record.temperature)}"
-    return Trace(f"{what}: {length:.2f} tokens a round (bonus included)", pieces)
+    return Trace(f"{what}: {length:.2f} tokens a round (bonus included)", rounds)

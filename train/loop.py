@@ -13,21 +13,24 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, gather_object
 
 from conf.errors import UserError
+from conf.paths import peak_bytes
 from conf.schema import RunConfig
 from data.batches import Batches
+from data.tracking import Wandb
 from inference.batch import Batch
 from inference.drafters.base import Drafter
+from inference.load import device_memory
 from inference.target import Target
 
 from .checkpoint import Checkpoints, TrainState, check_identity
 from .interrupt import Stop
+from .metrics import Metrics
 from .on_policy import OnPolicy
 from .optim import build_optimizer, mixed_precision
 from .progress import Display
 from .rng import rng_state, seed_everything, set_rng_state, undisturbed
 from .step import Distillation, NotFinite, TrainView
 from .teacher import TargetTeacher
-from .tracking import Metrics, Wandb
 from .validate import Validation
 
 ON_POLICY = "on_policy"  # the state of its generator, beside the others
@@ -121,7 +124,7 @@ class Run(ABC, Generic[B]):
         return bool(self.accelerator.is_main_process)
 
     def train(self, make_validator: Callable[[], Validates]) -> TrainState:
-        """Run to the end, from the newest checkpoint if there is one.
+        """Run to the end, from the newest checkpoint if there is one. `wandb` stays open for what is made of it.
 
         Raises KeyboardInterrupt, with how to resume, after a signal; UserError for whatever ends the run early.
         """
@@ -135,6 +138,9 @@ class Run(ABC, Generic[B]):
                 with undisturbed():
                     validator = make_validator() if self.main else None
                 self._loop(validator, stop)
+        except BaseException:
+            self.wandb.finish()
+            raise
         finally:
             self._close()
         return self.state
@@ -169,7 +175,8 @@ class Run(ABC, Generic[B]):
         self.state.tokens += round(tokens)
         self.state.step_seconds += seconds
         self.replan()
-        metrics["positions_per_s"] = metrics["positions"] / seconds
+        metrics["positions_per_s"], metrics["tokens_per_s"] = metrics["positions"] / seconds, tokens / seconds
+        metrics["memory"] = {"peak_bytes": peak_bytes(), **device_memory(self.accelerator.device)}
         self._log(metrics)
         self.display.step(self.state.step, metrics, metrics["positions_per_s"])
 
@@ -261,6 +268,5 @@ class Run(ABC, Generic[B]):
 
     def _close(self) -> None:
         self.display.close()
-        self.wandb.finish()
         if self.metrics is not None:
             self.metrics.close()

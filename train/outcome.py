@@ -12,6 +12,7 @@ from conf.paths import read_json, timed
 from conf.schema import DrafterConfig, LmConfig, RunConfig, TrainMode
 from data.identity import LABELS
 from data.store import Store
+from data.tracking import drafter_logged, store_logged
 from inference.artifact import CONFIG, save_drafter
 from inference.decode import Result
 from inference.drafters import Drafter
@@ -62,9 +63,22 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
         print(described(confidence), flush=True)
     training = {**figures, **provenance(trainer), **pool_figures(cfg, trainer.drafter)}
     save_drafter(trainer.run_dir / "drafter", trainer.drafter, cfg, target, training)
+    track(trainer, training)
     if untrained is not None and best["tau"] <= untrained:
         print(f"no checkpoint beats the untrained drafter (live τ {untrained:.3f}, bonus included)", flush=True)
     return {**figures, "earlier_s": trainer.earlier_seconds}
+
+
+def track(trainer: Run[Any], training: dict[str, Any]) -> None:
+    """The drafter in Weights & Biases, as made from the store; closes the run there."""
+    wandb, name = trainer.wandb, trainer.cfg.name
+    best, store = training["best"], trainer.loader.learned()
+    facts = {"kind": trainer.drafter.kind, "target": trainer.cfg.target.id, "steps": training["steps"]}
+    tau = {"tau": best["tau"], "forecast_tau": best["forecast_tau"], "step": best["step"]}
+    wandb.uses(store_logged(name, store))
+    wandb.makes(drafter_logged(name, trainer.run_dir / "drafter", {**facts, **tau}))
+    wandb.summary({f"best/{key}": value for key, value in tau.items()})
+    wandb.finish()
 
 
 def provenance(trainer: Run[Any]) -> dict[str, Any]:

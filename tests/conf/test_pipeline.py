@@ -16,7 +16,7 @@ from conf.cli import INTERRUPTED, guarded
 from conf.compose import load
 from conf.digest import differences, digest_of, file_digest, plain
 from conf.errors import UserError
-from conf.paths import cache_folder, machine, read_json, record, run_dir, timed, versions, write_json
+from conf.paths import cache_folder, machine, read_json, record, record_command, run_dir, timed, versions, write_json
 from conf.schema import HydraConfig, LookupKind, NgramConfig, RunConfig, TargetConfig
 
 
@@ -149,6 +149,7 @@ def test_a_run_records_how_it_came_to_be_and_no_secret(tmp_path: Path, monkeypat
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("WANDB_API_KEY", "wandb_secret")
     monkeypatch.setattr(sys, "argv", ["/somewhere/train/__main__.py", "optim.lr=1e-3", "name=two words"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="train.__main__"))
     cfg = _config(tmp_path, seed=5)
     record(cfg, tmp_path)
     sys.argv[1] = "optim.lr=1e-4"
@@ -156,11 +157,15 @@ def test_a_run_records_how_it_came_to_be_and_no_secret(tmp_path: Path, monkeypat
         record(cfg, tmp_path)
     assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == plain(cfg)
     about = read_json(tmp_path / "provenance.json")
-    assert about["commands"] == [f"__main__.py optim.lr={lr} 'name=two words'" for lr in ("1e-3", "1e-4")]
+    assert about["commands"] == [f"python -m train optim.lr={lr} 'name=two words'" for lr in ("1e-3", "1e-4")]
     assert about["seed"] == cfg.seed == 5
     assert about["versions"] == versions() and about["versions"]["torch"].startswith("2.")
     assert about["machine"] == machine() and about["machine"]["cores"] == os.cpu_count()
     assert not [word for word in ("secret", os.uname().nodename, "somewhere") if word in json.dumps(about)]
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["/somewhere/script.py"])
+    record_command(tmp_path)
+    assert read_json(tmp_path / "provenance.json") == {**about, "commands": [*about["commands"], "script.py"]}
     monkeypatch.setattr(os, "replace", None)  # killed before the new one is in place
     with pytest.raises(TypeError):
         record(_config(tmp_path, seed=6), tmp_path)

@@ -1,4 +1,5 @@
-"""The tiny target and drafters of tests/small.py; what evaluations remember is kept out of the user's cache."""
+"""The tiny target and drafters of tests/small.py; what evaluations remember is kept out of the user's cache, and
+what they measure out of Weights & Biases."""
 
 from collections.abc import Iterator
 
@@ -19,6 +20,7 @@ def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setattr(eval.history, "cache_folder", lambda: folder)
+        patch.setenv("WANDB_MODE", "disabled")
         yield
 
 

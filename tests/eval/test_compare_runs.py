@@ -155,7 +155,7 @@ def test_the_page_and_the_figures_are_made_of_what_is_there(
     comparison = json.loads((folders / "out" / "compare.json").read_text())
     assert list(comparison["runs"]) == ["a", "two words"] and len(comparison["missing"]) == 5
     page = (folders / "out" / "compare.html").read_text()
-    assert page.count("data:image/png;base64,") == 2 and "http" not in page
+    assert page.count("data:image/png;base64,") == 2 and "http:" not in page and "https:" not in page
     assert "1.70 [1.60, 1.80]" in page and "optim.lr" in page and "3.0 MB" in page and "no such run" in page
 
 

@@ -1,79 +1,37 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from reports import RECORDS, make_report
 from rich.console import Console
 
 from conf.compose import load
 from conf.paths import write_json
+from eval.anchors import ANCHORS
 from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
-from eval.html import Trace, render, trace_section
-from eval.plots import draw_plots
+from eval.html import render
+from eval.plots import acceptance_per_position, draw_plots
 from eval.protocol import training_settings
-from eval.records import PromptRecord, temperature_name
+from eval.records import temperature_name
 from eval.report import figures, finite, is_lossless, stage_figures
 from eval.terminal import lossless_lines, print_table, rule_lines
-from inference.acceptance import Round
+from eval.trace_view import Trace, trace_section
 
-
-def make_record(category: str, key: str, rounds: list[Round], seconds: float) -> PromptRecord:
-    """A record of 9 tokens whose plain run took 8 seconds; the baselines have no accepted draft."""
-    hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
-    who = ("ngram", "ngram_same_length", "untrained", "trained_alone", "length-1", "length-2")
-    replays = dict.fromkeys(who, hopeless)
-    tokens = list(range(9))
-    return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
-
-
-RECORDS = [
-    make_record("qa", "a", [Round([1, 2], 2, [1, 2, 3], "hydra"), *[Round([1, 2], 0, [9], "hydra")] * 5], 4.0),
-    make_record("qa", "b", [Round([1, 2], 1, [1, 9], "hydra")] * 4, 8.0),
-    make_record("rag", "c", [Round([1, 2], 2, [1, 2, 3], "lookup")] * 2 + [Round([1], 1, [1, 2], "")], 16.0),
-]
+CURVES = {
+    "steps": [{"step": n, "loss": 1 / n, "alpha_per_pos": [0.1 * n, 0.05 * n]} for n in range(1, 6)],
+    "validations": [{"step": n, "tau": 1 + n / 10, "forecast_tau": 1.0, "alpha_per_pos": [0.2, 0.1]} for n in (0, 5)],
+}
 
 
 @pytest.fixture
 def report() -> dict[str, Any]:
     """A report of the three records, with made-up facts about the machine."""
-    cfg = load("evaluate", ["drafter=hydra"])
-    return finite(
-        {
-            **figures(RECORDS, 2, 1, cfg),
-            "target": {"id": "org/<target>", "tokenizer_digest": "d" * 8}, "versions": {"torch": "x"},
-            "drafter": {
-                "kind": "hydra", "num_spec_tokens": 2, "parameters": 7, "config": {"kind": "hydra"},
-            },
-            "machine": {"processor": "cpu", "threads": 2, "device": "cpu"},
-            "settings": {
-                "protocol": "p", "bench": {"acceptance": "exact"}, "objective": {"kind": "lk"},
-                "data": {"sources": ["builtin", "hub:org/set@abc:train", "/home/me/mine.jsonl"], "mode": "generate",
-                         "temperatures": [0.0]},
-            },
-            "lossless": {
-                "greedy": {"dtype": "float32", "prompts": 3, "identical": 2, "excused": 1},
-                "sampled": {
-                    "test": "G-test", "draws": 10, "p_value": 0.5, "continuations": 3, "rounds": 7,
-                    "temperatures": [1.0, 0.6], "smallest_bias": 0.031, "power": 0.95,
-                },
-            },
-            "forecast": {
-                "cells": [
-                    {"set": "builtin", "temperature": 0.0, "num_spec_tokens": 2, "batch": 1, "predicted": 1.5,
-                     "measured": 1.25, "error": 0.2},
-                    {"set": "builtin", "temperature": 1.0, "num_spec_tokens": 2, "batch": 1, "predicted": None,
-                     "measured": 1.25, "error": None},
-                ],
-                "median_error": 0.2, "p90_error": 0.2, "method": "m",
-            },
-            "timing": {"setup_s": None, "collect_s": 60.0},
-            "memory": {"peak_bytes": 2 * 10**9, "cuda_peak_bytes": None},
-            "collect": {"tokens_per_s": None, "response_tokens": None},
-        }
-    )  # fmt: skip
+    return make_report()
 
 
 def test_acceptance_is_the_plain_mean_over_groups_of_emitted_by_rounds(report: dict[str, Any]) -> None:
@@ -136,13 +94,13 @@ def test_the_certificate_is_in_the_table_the_page_and_the_card(report: dict[str,
     assert is_lossless(report["lossless"])
     console = Console(record=True, width=200)
     print_table(report, console)
-    texts = console.export_text(), render(report, {}, []), model_card(report, base_model=None, license=None).text
+    texts = console.export_text(), render(report, []), model_card(report, base_model=None, license=None).text
     for text in texts:
         assert "is plain decoding's to 2e-12 (hydra)" in text.replace("&#x27;", "'")
         assert "14 of 14" in text and "a bias of 5.0% total variation" in text
     assert "<td>real target, sampled: position 1</td><td>0.110</td>" in texts[1]
     report["lossless"]["certificate"]["mutations"] |= {"caught": 13, "missed": ["no residual"]}
-    assert not is_lossless(report["lossless"]) and "class='bad'" in render(report, {}, [])
+    assert not is_lossless(report["lossless"]) and "class='bad'" in render(report, [])
 
 
 def test_the_terminal_table_says_bonus_included(report: dict[str, Any]) -> None:
@@ -164,7 +122,7 @@ class Balance(HTMLParser):
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
 
@@ -172,11 +130,46 @@ class Balance(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_closes_what_it_opens_and_loads_nothing(report: dict[str, Any], tmp_path: Path) -> None:
+def test_the_page_closes_what_it_opens_and_loads_nothing(report: dict[str, Any]) -> None:
     pieces = [("note", "Say \"it's\" <so>\n"), ("accepted", " a\x00b\ufffd"), ("rejected", "&amp;")]
-    page = Balance(render(report, draw_plots(report, tmp_path), [Trace("t", pieces)]))
+    page = Balance(render(report, [Trace("t", [pieces[:1], pieces[1:]])]))
     assert page.open == []
     assert len(page.links) == 3 and all(link.startswith("data:image/png;base64,") for link in page.links)
+
+
+def test_the_plots_lie_beside_the_report(report: dict[str, Any], tmp_path: Path) -> None:
+    report["curves"] = CURVES
+    draw_plots(report, tmp_path)
+    names = {"acceptance_per_position.png", "speedup_by_category.png", "draft_length.png", "training.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in tmp_path.iterdir())
+
+
+def test_published_acceptance_is_drawn_for_scale_at_the_positions_there_are(report: dict[str, Any]) -> None:
+    (axes,) = acceptance_per_position(report).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert sum("published" in label for label in labels) == len(ANCHORS) and "EAGLE, Vicuna 7B (published)" in labels
+    marks = [(line.get_xdata()[0], *line.get_ydata()) for line in axes.lines]
+    assert (1.2, 0.79, 0.79) in marks and (2.2, 0.74, 0.74) in marks and (1.2, 0.85, 0.9) in marks
+    assert max(x for x, *_ in marks) == 2.2  # two draft positions
+    assert all(anchor.source in unescape(render(report, [])) for anchor in ANCHORS)
+
+
+def test_the_headline_the_training_and_the_commands_are_on_the_page(report: dict[str, Any]) -> None:
+    report |= {"curves": CURVES, "commands": ["python -m conf distill 'a=<b>'"]}
+    page = render(report, [])
+    assert "<b>2.13 <small>[" in page and "<b>yes " in page and "python -m conf distill &#x27;a=&lt;b&gt;&#x27;" in page
+    assert page.count("alt='training: ") == 3 and "60 s" in page
+    report["lossless"]["greedy"]["excused"] = 0
+    assert "<b>NO " in render(report, [])
+
+
+def test_a_report_of_many_sets_stays_under_3_mb(report: dict[str, Any]) -> None:
+    for section in ("acceptance", "speed", "draft_length"):
+        report[section] = {f"set {n}": {f"t{t}": report[section]["builtin"]["t0"] for t in range(2)} for n in range(3)}
+    report["baselines"], report["block_rule"] = {}, {}
+    rounds = [[("accepted", " word")] * 3 + [("bonus", " next")] for _ in range(100)]
+    assert len(render(report, [Trace("a title", rounds)] * 4).encode()) < 3_000_000
 
 
 def test_the_gain_of_block_verification_is_said_where_it_was_measured(report: dict[str, Any]) -> None:
@@ -191,12 +184,12 @@ def test_the_gain_of_block_verification_is_said_where_it_was_measured(report: di
     console = Console(record=True, width=140)
     print_table(report, console)
     said = "block verification, builtin t1: 2.13"
-    assert said in console.export_text() and said in render(report, {}, [])
+    assert said in console.export_text() and said in render(report, [])
 
 
 def test_the_page_escapes_everything(report: dict[str, Any]) -> None:
-    page = render(report, {}, [Trace("<title>", [("bonus", "<script>alert(1)</script>")])])
-    assert "<script>" not in page and "&lt;script&gt;" in page
+    page = render(report, [Trace("<title>", [[("bonus", "<script>alert(1)</script>")]])])
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
     assert "org/&lt;target&gt;" in page
     assert "Not shown" in trace_section([])
 
@@ -206,7 +199,7 @@ def test_lossy_acceptance_is_called_lossy_everywhere(report: dict[str, Any]) -> 
     console = Console(record=True, width=140)
     print_table(report, console)
     assert "LOSSY" in console.export_text()
-    assert "LOSSY" in render(report, {}, [])
+    assert "LOSSY" in render(report, [])
     assert model_card(report, base_model=None, license=None).text.count("LOSSY") >= 2
 
 

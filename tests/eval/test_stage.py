@@ -122,7 +122,7 @@ def test_an_untrained_drafter_equals_its_untrained_self(run_folder: Path) -> Non
 
 def test_the_page_is_self_contained(run_folder: Path) -> None:
     page = (run_folder / "report.html").read_text()
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/png;base64,") == 5  # speed and acceptance of two temperatures, draft lengths
     assert "http://" not in page and "https://" not in page
     assert "class='bonus'" in page and "bonus included" in page
 

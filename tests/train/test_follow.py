@@ -41,9 +41,12 @@ def same(a: OnlineTrainer, b: OnlineTrainer) -> bool:
     return equal and a.state.loader == b.state.loader and a.state.cooldown == b.state.cooldown
 
 
+MEASURED = ("positions_per_s", "tokens_per_s", "memory")  # of the machine, not of the run
+
+
 def lines(run_dir: Path) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "positions_per_s"} for line in found]
+    return [{k: v for k, v in line.items() if k not in MEASURED} for line in found]
 
 
 def settings(accumulate: int = 1, max_steps: int | None = None, **online: Any) -> RunConfig:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
+from wandb_file import Written
 
 import train.validate
 from conf.compose import load
@@ -434,3 +436,30 @@ def test_mismatches_count_from_the_first_divergence() -> None:
     assert mismatches([1, 2, 3], [1, 2, 3]) == 0
     assert mismatches([1, 9, 3], [1, 2, 3]) == 2
     assert mismatches([1, 2], [1, 2, 3]) == 1
+
+
+def test_an_offline_wandb_run_has_the_curves_the_drafter_and_the_store_it_came_from(
+    run_dir: Path, tiny_text_folder: Path, repo: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv("WANDB_DATA_DIR", str(run_dir / "wandb"))
+    run(config(run_dir, tiny_text_folder, name="a name", tracking=TrackingConfig(wandb="offline")))
+    assert "to upload this run: wandb sync" in capsys.readouterr().out
+    written = Written(run_dir)
+    assert (written.job, written.group) == ("train", "a name")
+    assert written.config["optim.lr"] == 3e-3 and written.config["drafter.kind"] == "hydra"
+    figures = read_json(run_dir / "timing" / "train.json")
+    curves = ("loss", "lr", "alpha_per_pos/0", "alpha_per_pos/2", "tokens_per_s", "memory/peak_bytes")
+    assert set(curves) | {"validation/tau", "validation/forecast_tau"} <= written.values.keys()
+    assert written.values["best/tau"] == pytest.approx(figures["best"]["tau"])
+    sweep = yaml.safe_load((repo / "docs" / "wandb_sweep.yaml").read_text())
+    assert sweep["metric"]["name"] in written.values
+    store, drafter = written.artifacts["store"], written.artifacts["model"]
+    assert (store.name, drafter.name) == ("a-name-store", "a-name-drafter")
+    assert (store.use_after_commit, drafter.use_after_commit) == (True, False)  # one went in, one came out
+    files = {entry.path: entry for entry in drafter.manifest.contents}
+    assert files.keys() >= {"drafter.safetensors", "drafter.json"}
+    assert files["drafter.safetensors"].local_path == str(run_dir / "drafter" / "drafter.safetensors")
+    facts = json.loads(store.metadata)
+    assert facts["rows"] == 24 and facts["identity"]["features"] == "cache"
+    assert not [p for p in (run_dir / "wandb").rglob("*") if p.is_file() and b"Strike" in p.read_bytes()]

@@ -1,6 +1,5 @@
-"""metrics.jsonl after a kill, and that W&B can neither be imported unasked nor end a run."""
+"""W&B can neither be imported unasked nor end a run; what is said of a store tells no path."""
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -8,23 +7,8 @@ from typing import Any
 
 import pytest
 
-from train.tracking import Metrics, Wandb, has_key, spread_lists, wandb_mode
-
-
-def test_lines_after_the_resumed_step_are_dropped(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    metrics = Metrics(path, None)
-    for step in range(4):
-        metrics.log(step, {"loss": 1.0 / (step + 1)})
-    metrics.close()
-    with path.open("a") as f:
-        f.write('{"step": 4, "lo')  # killed while writing
-    resumed = Metrics(path, 1)
-    resumed.log(2, {"loss": 9.0})
-    lines = [json.loads(line) for line in path.read_text().splitlines()]  # flushed: read while still open
-    assert [(line["step"], line["loss"]) for line in lines] == [(0, 1.0), (1, 0.5), (2, 9.0)]
-    Metrics(path, None).close()
-    assert path.read_text() == ""
+from data.store import Store
+from data.tracking import Wandb, drafter_logged, has_key, spread_lists, store_logged, wandb_mode
 
 
 class FakeRun:
@@ -66,6 +50,7 @@ def test_a_failing_tracker_is_told_once_and_never_ends_the_run(
     fake_wandb(monkeypatch, explode)
     run = Wandb("online", "p", tmp_path, "n", {})
     run.log(0, {"loss": 1.0})
+    run.page("report", "<p>")
     run.finish()
     out = capsys.readouterr().out.splitlines()
     assert len(out) == 1 and "no network" in out[0]
@@ -93,3 +78,32 @@ def test_auto_is_online_only_with_a_key(tmp_path: Path, monkeypatch: pytest.Monk
 def test_only_numbers_pass() -> None:
     values = {"a": 1, "b": [0.5, 2], "c": {"d": [3], "e": "text"}, "f": "text"}
     assert spread_lists(values) == {"a": 1, "b/0": 0.5, "b/1": 2, "c/d/0": 3}
+
+
+def test_a_failure_on_the_way_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(self: Any, values: Any, step: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(FakeRun, "log", refuse)
+    fake_wandb(monkeypatch, lambda **kw: FakeRun(**kw))
+    run = Wandb("offline", "p", tmp_path, "n", {})
+    run.log(0, {"loss": 1.0})
+    run.table("t", ["a"], [[1]])
+    run.finish()
+    assert capsys.readouterr().out == "W&B failed to log (disk full); the run goes on, its own files have everything\n"
+
+
+def test_what_is_said_of_a_store_and_a_drafter_holds_no_folder_and_no_pool(tmp_path: Path) -> None:
+    sources = {"builtin": ["r"], str(tmp_path / "mine.jsonl"): ["r"], "hub:org/set:train": ["r"]}
+    store = Store.create(tmp_path / "store", {"features": "cache"}, {"sources": sources})
+    said = store_logged("a b", store)
+    assert (said.name, said.kind, said.facts["rows"]) == ("a-b-store", "store", 0)
+    assert said.facts["sources"] == ["builtin", "mine.jsonl", "hub:org/set:train"] and said.files == {}
+    assert str(tmp_path) not in str(said)
+    (tmp_path / "drafter" / "pool").mkdir(parents=True)
+    for name in ("drafter.json", "pool/pool.safetensors"):
+        (tmp_path / "drafter" / name).touch()
+    drafter = drafter_logged("a b", tmp_path / "drafter", {"kind": "hydra"})
+    assert list(drafter.files) == ["drafter.json"] and drafter.kind == "model"
