@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish check-drafter certify certify-long bench \
-	bench-drafters bench-curve compare test check
+	bench-drafters bench-curve compare engines test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -60,6 +60,9 @@ publish: install ## build the hub folder, checked, with its model card (REPO=own
 
 check-drafter: install ## what an engine would load of a drafter folder, and whether it drafts as it was trained to
 	$(run) eval.preflight $(value ARGS)
+
+engines: install ## exported drafters run in transformers (and vLLM: engines.vllm=true) against our own loop
+	$(run) eval.engines_run $(value ARGS)
 
 bench: install ## measure what costs time on this machine
 	$(run) eval.bench $(value ARGS)

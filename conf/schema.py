@@ -26,6 +26,7 @@ from .models import (
 )
 from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
+from .serving import EngineSettings
 from .training import (
     CheckpointConfig,
     Normalise,
@@ -53,6 +54,8 @@ __all__ = [
     "DrafterConfig",
     "Eagle3Config",
     "EarlyExitConfig",
+    "EngineSettings",
+    "EnginesConfig",
     "Features",
     "GenerateConfig",
     "HydraConfig",
@@ -225,6 +228,13 @@ class RunsConfig(RunConfig):
     """`make compare`: finished runs side by side; they bring their own configurations."""
 
     runs: list[str] = field(default_factory=list)  # folders; default: the environment's DRAFTSMITH_RUNS
+
+
+@dataclass
+class EnginesConfig(RunConfig):
+    """`make engines`: exported drafters in the programs that serve them, against our own loop."""
+
+    engines: EngineSettings = field(default_factory=EngineSettings)
 
 
 @dataclass

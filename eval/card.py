@@ -1,12 +1,12 @@
 """The model card of a hub folder, generated from report.json and what the preflight found."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-from .card_use import use
+from .card_use import ran, use
 from .engines import Verdict
 from .page import interval, number
 from .records import runs
@@ -18,12 +18,15 @@ UNKNOWN = "not recorded"
 def model_card(
     report: Report, *, base_model: str | None, license: str | None, plot: str | None = None,
     layout: str | None = None, engines: Sequence[Verdict] = (), checks: Sequence[str] = (),
+    served: Mapping[str, Any] | None = None,
 ) -> ModelCard:  # fmt: skip
     """The card; base_model: a hub id, None for a target that is not on the hub; plot: a PNG beside the card; layout
-    and engines: what the folder is in, and who can serve it; checks: what the preflight found."""
+    and engines: what the folder is in, and who can serve it; checks: what the preflight found; served: engines.json,
+    where there is one."""
     kind, name = chain_kind(report), target_name(report)
     parts = [
         f"# {heading(report)}", summary(report), use(kind, name, layout, engines, checks),
+        ran(served or {}, str(report["drafter"].get("weights_digest"))),
         "## Acceptance\n\n" + acceptance_table(report), "## Speed\n\n" + speed_table(report),
         f"![Speed-up per category]({plot})" if plot else "",
         "## Where it does not help\n\n" + not_helping(report),

@@ -1,6 +1,7 @@
 """The card's section on use: our own loop, a line for each engine that can serve the folder, what was checked."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .engines import Verdict, gguf_command
 
@@ -48,3 +49,25 @@ def served(layout: str | None, able: Sequence[Verdict]) -> str:
     if command and any(v.engine == "llama.cpp" for v in able):
         lines.append(f"    {command}    # for llama.cpp")
     return "By engines that load this layout (by their loaders' rules):\n\n" + "\n".join(lines)
+
+
+def ran(found: Mapping[str, Mapping[str, Any]], digest: str) -> str:
+    """The section on engines that this drafter (of these weights) and its lookup really ran in; empty without one.
+
+    found: engines.json.
+    """
+    lines = [
+        f"- {engine} {one['version']}, {kind}, {one['num_spec_tokens']} draft tokens: "
+        f"{one['mean_acceptance_length']:.3f}, ours {one['ours']:.3f}; {one['identical_texts']} of {one['texts']} "
+        "texts are those of the engine's own plain decoding"
+        for engine, kinds in found.items()
+        for kind, one in kinds.items()
+        if "why" not in one and (one["weights_digest"] == digest or kind == "ngram")
+    ]
+    if not lines:
+        return ""
+    head = (
+        "Greedy, on the same prompts; tokens a round (bonus included) as the engine counts them, and of our own loop "
+        "counted the same way, with the engine's own lookup rule for `ngram`:"
+    )
+    return "\n\n".join(["## Run in engines", head, "\n".join(lines)])

@@ -13,6 +13,7 @@ VERSIONS = {
     "transformers": "5.24.0",
 }  # fmt: skip
 VLLM_MEDUSA = "0.32.0"  # the last version that loads it
+RESULTS = "engines.json"  # of a run directory: what `make engines` found
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from inference.load import load_target
 from inference.target import Target
 
 from .card import Report, model_card
-from .engines import verdicts
+from .engines import RESULTS, verdicts
 from .hygiene import check_files, without_paths
 from .preflight import Preflight, choosing_ids, engine_settings, preflight, served_length
 from .push import push
@@ -122,7 +122,7 @@ def _texts(cfg: PublishConfig) -> list[list[int]]:
 def _write_rest(
     cfg: PublishConfig, folder: Path, report: Report, licence: str, layout: str | None, result: Preflight, hub: Path
 ) -> None:
-    for name in ("report.json", "provenance.json"):
+    for name in ("report.json", "provenance.json", RESULTS):
         if (folder / name).exists():
             write_json(hub / name, without_paths(read_json(folder / name)))
     for name in PLOTS:
@@ -134,6 +134,7 @@ def _write_rest(
         without_paths(report), base_model=base_model(cfg.target), license=licence,
         plot=PLOT if (folder / PLOT).exists() else None, layout=layout, checks=result.passed,
         engines=verdicts(layout, target, drafter, served_length(hub, layout, cfg.drafter.num_spec_tokens), settings),
+        served=read_json(folder / RESULTS),
     )  # fmt: skip
     card.save(hub / "README.md")
 

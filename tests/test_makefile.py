@@ -22,6 +22,7 @@ VERBS = {
     "generate": ["-m", "inference"],
     "publish": ["-m", "eval.publish"],
     "check-drafter": ["-m", "eval.preflight"],
+    "engines": ["-m", "eval.engines_run"],
     "bench": ["-m", "eval.bench"],
     "bench-drafters": ["-m", "eval.bench_drafters"],
     "bench-curve": ["-m", "eval.bench_curve"],

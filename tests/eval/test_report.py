@@ -238,6 +238,22 @@ def test_the_card_has_metadata_and_no_local_path(report: dict[str, Any]) -> None
     assert markdown(["a|b"], [["c|d"]]).count("\\|") == 2
 
 
+def test_the_card_tells_what_ran_in_engines_with_these_weights(report: dict[str, Any]) -> None:
+    ran = {"version": "1.2", "num_spec_tokens": 3, "mean_acceptance_length": 1.8761, "ours": 1.87, "texts": 40}
+    kinds = {
+        "hydra": {"version": "1.2", "why": "no engine loads it", "weights_digest": "mine"},
+        "lm": ran | {"identical_texts": 39, "weights_digest": "mine"},
+        "medusa": ran | {"identical_texts": 38, "weights_digest": "of another"},
+        "ngram": ran | {"identical_texts": 40, "weights_digest": None},
+    }
+    report["drafter"]["weights_digest"] = "mine"
+    text = model_card(report, base_model=None, license=None, served={"vLLM": kinds}).text
+    section = text.split("## Run in engines")[1].split("##")[0]
+    assert "vLLM 1.2, lm, 3 draft tokens: 1.876, ours 1.870; 39 of 40 texts" in section and "40 of 40" in section
+    assert "38 of 40" not in section and "hydra" not in section
+    assert "## Run in engines" not in model_card(report, base_model=None, license=None).text
+
+
 def test_setup_seconds_come_from_the_set_up(tmp_path: Path) -> None:
     (tmp_path / "setup.json").write_text('{"setup_s": 51.5}')
     timing = stage_figures(tmp_path, tmp_path / "setup.json", own=True)["timing"]

@@ -1,0 +1,96 @@
+"""Our loop by an engine's rules: the same draft length, the same lookup, the same way of counting.
+
+Engines take a match's first place, not its latest, and stop where the text does (vLLM's ngram_proposer.py;
+transformers' PromptLookupCandidateGenerator). vLLM drafts at full length until the text has ended and counts rounds as
+`vllm_rules` does (inference/acceptance.py). transformers drafts before it has read the prompt: its first forward is a
+round too.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from inference.acceptance import Counts, Round
+from inference.decode import Decoder, Request, Result
+from inference.drafters import Drafter, Lookup
+from inference.drafters.automaton import NONE, Match
+from inference.drafters.lookup import LookupDrafter
+from inference.drafters.ngram import NgramIndex
+from inference.replay import Record, chain_chances, replay
+from inference.sampling import Sampling
+from inference.target import Target
+
+Texts = Sequence[tuple[list[int], list[int]]]
+"""(prompt ids, ids of the target's own answer) of every prompt."""
+
+
+class FirstIndex(NgramIndex):
+    """Where each n-gram first ended; a draft ends where the text does."""
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens."""
+        before = len(self.tokens)
+        self.tokens += tokens
+        for n in self.sizes:
+            for end in range(max(before, n), len(self.tokens)):
+                self._ends.setdefault(tuple(self.tokens[end - n : end]), end)
+
+    def match(self, longest: int, k: int) -> Match:
+        """The longest suffix that occurred before, and up to k tokens after its first place."""
+        for n in self.sizes:
+            end = self._ends.get(tuple(self.tokens[-n:])) if n <= min(longest, len(self.tokens)) else None
+            if end is not None:
+                return Match(n, self.tokens[end : end + k])
+        return NONE
+
+
+@dataclass(frozen=True)
+class FirstMatch(Lookup):
+    """The engines' lookup."""
+
+    def text(self) -> NgramIndex:
+        """A text to look into, empty."""
+        return FirstIndex(self.min_match, self.max_match)
+
+
+def by_engine_rule(drafter: Drafter, min_match: int | None = None) -> Drafter:
+    """A lookup by the engines' rule, shortest match `min_match` or its own; any other drafter as it is."""
+    if not isinstance(drafter, LookupDrafter):
+        return drafter
+    return LookupDrafter(FirstMatch(min_match or drafter.rule.min_match, drafter.rule.max_match))
+
+
+def vllm_rounds(target: Target, drafter: Drafter, prompts: Sequence[list[int]], k: int, limit: int) -> list[Round]:
+    """Rounds of the live loop as vLLM would run them: those that begin before `limit` tokens are out, none of them
+    shorter because the end is near."""
+    decoder = Decoder(target, drafter, num_spec_tokens=k)
+    requests = [Request(prompt, max_new_tokens=limit + k + 1) for prompt in prompts]
+    return [one for result in decoder.run(requests) for one in _begun(result, limit)]
+
+
+def _begun(result: Result, limit: int) -> Iterable[Round]:
+    out = 1  # prefill's token
+    for one in result.rounds:
+        if out < limit:
+            yield one
+        out += len(one.emitted)
+
+
+def transformers_rounds(target: Target, drafter: Drafter, texts: Texts, k: int, limit: int) -> list[Round]:
+    """Rounds of texts that the target wrote alone, the prompt's last token pending in the first of them."""
+    out: list[Round] = []
+    for prompt, answer in texts:
+        record = Record(prompt[:-1], [prompt[-1], *answer], None, limit + 1)
+        chances = None if drafter.rule else chain_chances(drafter, target, record, k, Sampling())
+        out += replay(record, k, lookup=drafter.rule, chances=chances)
+    return out
+
+
+def vllm_counts(rounds: Iterable[Round], k: int) -> dict[str, float]:
+    """The block that engine comparisons use."""
+    found: dict[str, float] = Counts().add(rounds).summary(k)["vllm_rules"]
+    return found
+
+
+def length_of(emitted: Sequence[int]) -> float:
+    """Tokens a round, bonus included."""
+    return sum(emitted) / max(len(emitted), 1)

