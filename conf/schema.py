@@ -26,8 +26,10 @@ from .models import (
 )
 from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
+from .sweeping import SweepSettings
 from .training import (
     CheckpointConfig,
+    LauncherConfig,
     Normalise,
     ObjectiveConfig,
     ObjectiveKind,
@@ -79,23 +81,13 @@ __all__ = [
     "RunConfig",
     "RunsConfig",
     "SuffixConfig",
+    "SweepConfig",
+    "SweepSettings",
     "TargetConfig",
     "TrackingConfig",
     "TrainMode",
     "TreeConfig",
 ]
-
-
-@dataclass
-class LauncherConfig:
-    """How stages are started. `threads` 0: one for each physical core."""
-
-    threads: int = 0
-    num_processes: int = 1  # of the training stage, through accelerate
-
-    def __post_init__(self) -> None:
-        require(self.threads >= 0, "launcher.threads", self.threads, ">= 0")
-        require(self.num_processes >= 1, "launcher.num_processes", self.num_processes, ">= 1")
 
 
 @dataclass
@@ -225,6 +217,13 @@ class RunsConfig(RunConfig):
     """`make compare`: finished runs side by side; they bring their own configurations."""
 
     runs: list[str] = field(default_factory=list)  # folders; default: the environment's DRAFTSMITH_RUNS
+
+
+@dataclass
+class SweepConfig(RunConfig):
+    """`make sweep`: where a drafter helps and where it stops, measured beside plain decoding."""
+
+    sweep: SweepSettings = field(default_factory=SweepSettings)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from .against import COLUMNS, against_rows
 from .curve import curve_lines
 from .records import AXES, runs, temperature_name
 from .report import is_lossless
-from .terminal import draft_tokens, lossless_lines, rule_lines
+from .terminal import draft_tokens, drafting_lines, lossless_lines, missing_lines, rule_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -26,7 +26,7 @@ table{border-collapse:collapse;margin:.6em 0;display:block;overflow-x:auto}td,th
 td,th{border-bottom:1px solid #e7ebef}
 td:first-child,th:first-child,.facts td{text-align:left}
 .facts td{overflow-wrap:anywhere}.note{color:#5b6673}.bad{color:#b3261e;font-weight:600}
-img{max-width:100%}
+img{max-width:100%}.heat td{text-align:center}
 pre.trace{white-space:pre-wrap;background:#f7f8fa;padding:1em;border-radius:6px;line-height:1.8}
 .accepted{background:#cdebd0}.lookup{background:#cfe3f7}.bonus{background:#fdf0c4}.prefill{background:#e4e6ea}
 .rejected{color:#b3261e;text-decoration:line-through;font-size:.8em;opacity:.75}
@@ -47,12 +47,15 @@ def render(report: Report, plots: dict[str, Path], traces: list[Trace]) -> str:
     parts = [
         f"<h1>{escape(title(report))}</h1>",
         f"<p class='note'>{escape(report['settings']['protocol'])}</p>",
+        *(f"<p class='note'>{escape(line)}</p>" for line in missing_lines(report)),
         "<h2>Acceptance</h2>",
         acceptance_table(report),
-        *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
+        *(f"<p>{escape(line)}</p>" for line in (*rule_lines(report), *drafting_lines(report))),
+        breakdown_tables(report),
         "<h2>Speed</h2>",
         speed_table(report),
         *replayed_parts(report),
+        *sweep_parts(report),
         "<h2>Forecast</h2>",
         forecast_table(report),
         "<h2>Losslessness</h2>",
@@ -139,6 +142,25 @@ def acceptance_table(report: Report) -> str:
     )
 
 
+def breakdown_tables(report: Report) -> str:
+    """By the place in the answer, and by how sure the target is; nothing for a report of before these were counted."""
+    places, sure = [], []
+    for name, temperature, entry in runs(report.get("breakdown", {})):
+        where = f"{name} {temperature}"
+        for part in entry["by_output_position"]:
+            figures = number(part["mean_acceptance_length"]), number(part["draft_acceptance_rate"])
+            places.append([where, f"{part['from']} to {part['to']}", str(part["rounds"]), *figures])
+        for part in entry["by_target_entropy"]:
+            figures = f"{part['from']:.2f} to {part['to']:.2f}", str(part["draft_tokens"])
+            sure.append([where, str(part["quartile"]), *figures, number(part["conditional_acceptance_rate"])])
+    if not places:
+        return ""
+    of_place = ["set", "place in the answer", "rounds", "tokens a round (bonus included)", "draft acceptance rate"]
+    nats, given = "the target's entropy, nats", "accepted, given the earlier ones"
+    of_sure = ["set", "quarter by entropy", nats, "draft tokens", given]
+    return table(of_place, places) + table(of_sure, sure)
+
+
 def speed_table(report: Report) -> str:
     """Tokens per second, plain and speculative, of the same runtime."""
     rows = [
@@ -181,6 +203,15 @@ def replayed_parts(report: Report) -> list[str]:
         told = [line for axis in AXES for line in curve_lines(curve[axis], axis)]
         parts += ["<h2>What more data would give</h2>", *(f"<p>{escape(line)}</p>" for line in told)]
     return parts
+
+
+def sweep_parts(report: Report) -> list[str]:
+    """The two sentences of a sweep, where there was one; its heatmap is among the plots."""
+    if not report.get("sweep"):
+        return []
+    told = [report["sweep"]["where_it_helps"], report["sweep"]["where_it_stops"]]
+    left = [f"<p class='note'>Not measured: {escape(what)}</p>" for what in report["sweep"]["left_out"]]
+    return ["<h2>A sweep</h2>", *(f"<p>{escape(line)}</p>" for line in told), *left]
 
 
 def forecast_table(report: Report) -> str:

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from .heatmap import heatmap
 from .records import AXES, runs
 
 Report = dict[str, Any]
@@ -25,6 +26,8 @@ def draw_plots(report: Report, folder: Path) -> dict[str, Path]:
     }
     if report.get("learning_curve"):
         figures["Learning curve"] = ("learning_curve.png", learning_curve(report["learning_curve"]))
+    if report.get("sweep"):
+        figures["Where it helps, where it stops"] = ("sweep.png", heatmap(report["sweep"]["cells"]))
     return {title: save_plot(figure, folder / name) for title, (name, figure) in figures.items()}
 
 
