@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish check-drafter certify certify-long bench \
-	bench-drafters bench-curve compare engines test check
+	bench-drafters bench-curve compare engines sweep test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -75,6 +75,9 @@ bench-curve: install ## acceptance against response tokens and training time, an
 
 compare: install ## finished runs side by side on one page (RUNS="runs/a runs/b runs/c")
 	$(run) eval.compare_runs $(value ARGS)
+
+sweep: install ## speed-up by temperature, draft length, batch and context, within a budget (ARGS="sweep.budget=30min")
+	$(run) eval.sweep $(value ARGS)
 
 certify: install ## losslessness at length: drafters against the target alone, greedy and sampled, and planted faults
 	$(run) eval.certify $(value ARGS)

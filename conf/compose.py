@@ -23,12 +23,12 @@ FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
     "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "certify", "bench_drafters",
-    "bench_curve", "compare", "engines",
+    "bench_curve", "compare", "engines", "sweep",
 )  # fmt: skip
 ROOTS = {
     "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
     "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig, "bench_curve": schema.CurveConfig,
-    "compare": schema.RunsConfig, "engines": schema.EnginesConfig,
+    "compare": schema.RunsConfig, "engines": schema.EnginesConfig, "sweep": schema.SweepConfig,
 }  # fmt: skip
 
 

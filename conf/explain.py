@@ -102,7 +102,7 @@ def _known() -> list[str]:
     known: list[str] = []
     roots = (
         schema.RunConfig, schema.PlanConfig, schema.GenerateConfig, schema.PublishConfig, schema.CertifyConfig,
-        schema.CompareConfig, schema.CurveConfig, schema.RunsConfig,
+        schema.CompareConfig, schema.CurveConfig, schema.RunsConfig, schema.SweepConfig,
     )  # fmt: skip
     for root in roots:
         known += leaves(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(root))))

@@ -27,8 +27,10 @@ from .models import (
 from .planning import PlanSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
 from .serving import EngineSettings
+from .sweeping import SweepSettings
 from .training import (
     CheckpointConfig,
+    LauncherConfig,
     Normalise,
     ObjectiveConfig,
     ObjectiveKind,
@@ -82,23 +84,13 @@ __all__ = [
     "RunConfig",
     "RunsConfig",
     "SuffixConfig",
+    "SweepConfig",
+    "SweepSettings",
     "TargetConfig",
     "TrackingConfig",
     "TrainMode",
     "TreeConfig",
 ]
-
-
-@dataclass
-class LauncherConfig:
-    """How stages are started. `threads` 0: one for each physical core."""
-
-    threads: int = 0
-    num_processes: int = 1  # of the training stage, through accelerate
-
-    def __post_init__(self) -> None:
-        require(self.threads >= 0, "launcher.threads", self.threads, ">= 0")
-        require(self.num_processes >= 1, "launcher.num_processes", self.num_processes, ">= 1")
 
 
 @dataclass
@@ -235,6 +227,13 @@ class EnginesConfig(RunConfig):
     """`make engines`: exported drafters in the programs that serve them, against our own loop."""
 
     engines: EngineSettings = field(default_factory=EngineSettings)
+
+
+@dataclass
+class SweepConfig(RunConfig):
+    """`make sweep`: where a drafter helps and where it stops, measured beside plain decoding."""
+
+    sweep: SweepSettings = field(default_factory=SweepSettings)
 
 
 @dataclass

@@ -171,3 +171,15 @@ class TrackingConfig:
             self.wandb in ("auto", "online", "offline", "off"), "tracking.wandb", self.wandb,
             "auto, online, offline, off",
         )
+
+
+@dataclass
+class LauncherConfig:
+    """How stages are started. `threads` 0: one for each physical core."""
+
+    threads: int = 0
+    num_processes: int = 1  # of the training stage, through accelerate
+
+    def __post_init__(self) -> None:
+        require(self.threads >= 0, "launcher.threads", self.threads, ">= 0")
+        require(self.num_processes >= 1, "launcher.num_processes", self.num_processes, ">= 1")

@@ -70,6 +70,11 @@ def resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np.
     return means
 
 
+def quantile(values: Sequence[float], share: float) -> float:
+    """Of any number of values; nan without any."""
+    return float(np.quantile(values, share)) if len(values) else float("nan")
+
+
 def quantiles(values: NDArray[np.float64], level: float = 0.95) -> tuple[float, float]:
     """The bounds that leave out (1 - level) / 2 of the values on either side."""
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])

@@ -175,11 +175,20 @@ def not_helping(report: Report) -> str:
             if low is not None and low <= 1:
                 figures = f"{number(values['speedup'])} {interval(values['speedup_ci95'])}"
                 lines.append(f"- {name} {temperature}, {category}: speed-up {figures}")
-    measured = "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
+    measured = beyond(report)
     if not lines:
         return f"No speed-up at or below 1 was seen at batch 1, and no interval touches it. {measured}"
     head = "The speed-up, or its interval where there is one, lies below 1 or touches it here:"
     return "\n\n".join([head, "\n".join(lines), measured])
+
+
+def beyond(report: Report) -> str:
+    """What a sweep found at other batches, temperatures, draft and context lengths, or that there was none."""
+    if not report.get("sweep"):
+        return "Larger batches were not measured: there the target has less idle arithmetic to verify drafts with."
+    sweep = report["sweep"]
+    left = f" Not measured: {'; '.join(sweep['left_out'])}." if sweep["left_out"] else ""
+    return f"Over a sweep: {sweep['where_it_stops']} {sweep['where_it_helps']}{left}"
 
 
 def losslessness(report: Report) -> str:

@@ -21,7 +21,7 @@ from conf.cli import main
 from conf.digest import digest_of
 from conf.errors import UserError
 from conf.paths import machine, record, run_dir, timed, versions, write_json
-from conf.schema import CertifyConfig, DrafterConfig
+from conf.schema import CertifyConfig, DrafterConfig, RunConfig
 from data.prompts import stratified
 from data.selection import bench_prompts
 from data.turns import first_turn
@@ -91,7 +91,7 @@ def certify(cfg: CertifyConfig, kept: Path) -> dict[str, dict[str, Any]]:
     return out
 
 
-def subject(cfg: CertifyConfig, name: str, target: Target) -> Subject:
+def subject(cfg: RunConfig, name: str, target: Target) -> Subject:
     """The drafter of a folder or hub id; of a kind's name an untrained one, the same for the same seed."""
     config: DrafterConfig
     drafter: Drafter

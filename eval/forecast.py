@@ -101,6 +101,30 @@ def simulated_batch(
     return plain / speculative if speculative > 0 else 1.0
 
 
+def simulated_together(
+    texts: Sequence[Sequence[Round]], machine: Machine, draft: DraftCost, context: float = CONTEXTS[0]
+) -> tuple[float, float]:
+    """(plain, speculative) seconds of rows that begin together and are not refilled, until the last one ends: a round
+    is as wide as its widest draft, and rows wait for each other. One row: as `simulated`."""
+    steps = batch_sizes([sum(len(r.emitted) for r in rounds) for rounds in texts])
+    seconds, step = cache(partial(machine.round, draft)), cache(partial(machine.step, context=context))
+    speculative = 0.0
+    for number, batch in enumerate(batch_sizes([len(rounds) for rounds in texts])):
+        together = [rounds[number] for rounds in texts if number < len(rounds)]
+        speculative += seconds(max(r.proposed for r in together), batch, context, origin(together))
+    return sum(map(step, steps)), speculative
+
+
+def batch_sizes(counts: Sequence[int]) -> list[int]:
+    """Of every step, the rows that are computed when row b needs counts[b] steps: as in the loop, rows that have ended
+    are still there until they are half of all."""
+    sizes: list[int] = []
+    for number in range(max(counts, default=0)):
+        live, size = sum(count > number for count in counts), sizes[-1] if sizes else len(counts)
+        sizes.append(live if 2 * (size - live) >= size else size)
+    return sizes
+
+
 def origin(rounds: Sequence[Round]) -> str:
     """Where the drafts of rows that make these rounds together come from."""
     found = [r.source == LOOKUP or r.proposed == 0 for r in rounds]

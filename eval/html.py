@@ -11,7 +11,7 @@ from .curve import curve_lines
 from .page import folded, interval, key_values, measured, number, page, panels, percent, table
 from .records import AXES, runs, temperature_name
 from .report import is_lossless
-from .terminal import draft_tokens, lossless_lines, rule_lines
+from .terminal import draft_tokens, drafting_lines, lossless_lines, missing_lines, rule_lines
 from .trace_view import Trace, trace_section
 
 Report = dict[str, Any]
@@ -23,15 +23,17 @@ def render(report: Report, traces: list[Trace]) -> str:
 
     parts = [
         f"<h1>{escape(title(report))}</h1>", headline(report),
+        *(f"<p class='note'>{escape(line)}</p>" for line in missing_lines(report)),
         folded("how this was measured", f"<p>{escape(report['settings']['protocol'])}</p>"),
         "<h2>Speed</h2>", speed_table(report),
         panels(panels_of(report, "speed", speedup_by_category)),
         folded("by category, in figures", category_tables(report)),
         "<h2>Acceptance</h2>", acceptance_table(report),
-        *(f"<p>{escape(line)}</p>" for line in rule_lines(report)),
+        *(f"<p>{escape(line)}</p>" for line in (*rule_lines(report), *drafting_lines(report))),
         panels(panels_of(report, "acceptance", acceptance_per_position)), anchors_note(),
         panels([("draft length", draft_length(report))]),
-        *replayed_parts(report),
+        folded("by place in the answer and by the target's entropy", breakdown_tables(report)),
+        *replayed_parts(report), *sweep_parts(report),
         "<h2>Forecast</h2>", forecast_table(report),
         "<h2>Losslessness</h2>", lossless_text(report),
         "<h2>Generations</h2>", trace_section(traces),
@@ -115,6 +117,25 @@ def acceptance_table(report: Report) -> str:
     return table(header, rows, "figures long")
 
 
+def breakdown_tables(report: Report) -> str:
+    """By the place in the answer, and by how sure the target is; nothing for a report of before these were counted."""
+    places, sure = [], []
+    for name, temperature, entry in runs(report.get("breakdown", {})):
+        where = f"{name} {temperature}"
+        for part in entry["by_output_position"]:
+            figures = number(part["mean_acceptance_length"]), number(part["draft_acceptance_rate"])
+            places.append([where, f"{part['from']} to {part['to']}", str(part["rounds"]), *figures])
+        for part in entry["by_target_entropy"]:
+            figures = f"{part['from']:.2f} to {part['to']:.2f}", str(part["draft_tokens"])
+            sure.append([where, str(part["quartile"]), *figures, number(part["conditional_acceptance_rate"])])
+    if not places:
+        return ""
+    of_place = ["set", "place in the answer", "rounds", "tokens a round (bonus included)", "draft acceptance rate"]
+    nats, given = "the target's entropy, nats", "accepted, given the earlier ones"
+    of_sure = ["set", "quarter by entropy", nats, "draft tokens", given]
+    return table(of_place, places) + table(of_sure, sure)
+
+
 def speed_table(report: Report) -> str:
     """Tokens per second, plain and speculative, of the same runtime."""
     rows = [
@@ -155,6 +176,18 @@ def replayed_parts(report: Report) -> list[str]:
         drawn = panels([("learning curve", learning_curve(curve))])
         parts += ["<h2>What more data would give</h2>", drawn, *(f"<p>{escape(line)}</p>" for line in told)]
     return parts
+
+
+def sweep_parts(report: Report) -> list[str]:
+    """The heatmap of a sweep and its two sentences, where there was one."""
+    if not report.get("sweep"):
+        return []
+    from .heatmap import heatmap
+
+    drawn = panels([("speed-up by draft length, batch, temperature and context", heatmap(report["sweep"]["cells"]))])
+    told = [report["sweep"]["where_it_helps"], report["sweep"]["where_it_stops"]]
+    left = [f"<p class='note'>Not measured: {escape(what)}</p>" for what in report["sweep"]["left_out"]]
+    return ["<h2>Where it helps, where it stops</h2>", *(f"<p>{escape(line)}</p>" for line in told), drawn, *left]
 
 
 def forecast_table(report: Report) -> str:

@@ -43,12 +43,18 @@ class Contest:
     ngrams: dict[str, Tuned]
     rule: Rule = Rule.auto
 
-    def replays(self, record: Record, sampling: Sampling, seed: int) -> dict[str, list[Round]]:
-        """Rounds of every contender on a recorded text."""
+    def reading(self, record: Record, sampling: Sampling) -> Overlap | None:
+        """What decides about the trained part's own drafts of any length; None for lookups."""
+        longest = self.drafter.longest(self.num_spec_tokens)
+        return self._overlap(self.drafter, record, longest, sampling) if self.drafter.trainable else None
+
+    def replays(
+        self, record: Record, sampling: Sampling, seed: int, drawn: Overlap | None
+    ) -> dict[str, list[Round]]:
+        """Rounds of every contender on a recorded text; drawn: its `reading`."""
         out = {who: replay(record, n.num_spec_tokens, lookup=n.lookup) for who, n in self.ngrams.items()}
         k, longest = self.num_spec_tokens, self.drafter.longest(self.num_spec_tokens)
         lookup, generator = self.drafter.rule, torch.Generator().manual_seed(seed)
-        drawn = self._overlap(self.drafter, record, longest, sampling) if self.drafter.trainable else None
         chances = None if drawn is None else drawn.chances(self.rule)
         play = partial(replay, record, pool=self.drafter.pool, source=self.drafter.chain.kind, generator=generator)
         trained = self.drafter if self.drafter.trainable else None
@@ -154,11 +160,23 @@ def record_turn(
     plain, ours = pair.plain, pair.speculative
     assert plain.hidden is not None
     text = Record(list(turn.ids), plain.tokens, plain.hidden, plain.request.max_new_tokens)
-    replays = contest.replays(text, Sampling(temperature=temperature), place)
+    sampling = Sampling(temperature=temperature)
+    reading = contest.reading(text, sampling)
+    drawn = None if reading is None or reading.served is None else reading
     return PromptRecord(
         name, temperature, turn.prompt.digest, turn.prompt.category, turn.index, list(turn.ids),
-        plain.tokens, plain.seconds, ours.tokens, ours.seconds, ours.rounds, replays,
+        plain.tokens, plain.seconds, ours.tokens, ours.seconds, ours.rounds,
+        contest.replays(text, sampling, place, reading), entropies(contest.target, plain.hidden),
+        [] if drawn is None else drawn.conditional(), [] if drawn is None else drawn.served_conditional(),
     )  # fmt: skip
+
+
+def entropies(target: Target, hidden: torch.Tensor) -> list[float]:
+    """[R,H] -> R entropies of the target's distribution at temperature 1, in nats."""
+    with torch.inference_mode():
+        logs = target.head(hidden.to(target.device, target.dtype)).float().log_softmax(-1)  # [R, V]
+        found: list[float] = (logs.exp() * logs).nan_to_num().sum(-1).neg().cpu().tolist()
+    return [round(value, 4) for value in found]
 
 
 def length_so_far(records: list[PromptRecord]) -> float:

@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from .anchors import ANCHORS, Anchor
+from .heatmap import heatmap
 from .records import AXES, runs
 
 Report = dict[str, Any]
@@ -29,6 +30,8 @@ def draw_plots(report: Report, folder: Path) -> None:
         figures["learning_curve.png"] = learning_curve(report["learning_curve"])
     if report.get("curves"):
         figures["training.png"] = training_curves(report["curves"])
+    if report.get("sweep"):
+        figures["sweep.png"] = heatmap(report["sweep"]["cells"])
     for name, figure in figures.items():
         save_plot(figure, folder / name)
 

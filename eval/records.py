@@ -18,7 +18,9 @@ class PromptRecord:
     """One prompt (one turn of it) decoded plainly and speculatively, and every replay on the plain text.
 
     Seconds are decode time without prefill at batch 1. `replays` has a list of rounds for each baseline and
-    for each draft length of the drafter itself (`length-1`, `length-2`, ...).
+    for each draft length of the drafter itself (`length-1`, `length-2`, ...). entropies: of the target's distribution
+    at temperature 1 for every token of the plain text, in nats. drawn, served: of each draft position from every place
+    of the text, Overlap.conditional and served_conditional; empty where nothing is drawn.
     """
 
     set: str
@@ -33,6 +35,9 @@ class PromptRecord:
     seconds: float
     rounds: list[Round]
     replays: dict[str, list[Round]] = field(default_factory=dict)
+    entropies: list[float] = field(default_factory=list)
+    drawn: list[tuple[float, float]] = field(default_factory=list)
+    served: list[tuple[float, float]] = field(default_factory=list)
     elapsed: float = 0.0  # seconds the evaluation had taken, all attempts together, when this was kept
 
     @property

@@ -11,6 +11,7 @@ from conf.schema import RunConfig
 from inference.acceptance import Counts, Round
 
 from .bootstrap import Pairs, bootstrap_difference, bootstrap_interval, headline, ratio
+from .breakdown import breakdown
 from .certificate import holds
 from .records import PromptRecord, by_prompt, temperature_name
 from .sampled import MIN_P_VALUE
@@ -79,14 +80,16 @@ def _pairs(groups: Groups, rounds_of: RoundsOf) -> dict[str, Pairs]:
 
 
 def figures(records: list[PromptRecord], k: int, ngram_k: int, cfg: RunConfig) -> dict[str, Any]:
-    """The sections `acceptance`, `speed`, `baselines`, `draft_length`, `block_rule` and `prompts` (digests of what was
-    continued, and how far) of report.json."""
-    names = ("acceptance", "speed", "baselines", "draft_length", "block_rule", "prompts")
+    """The sections `acceptance`, `speed`, `baselines`, `draft_length`, `block_rule`, `breakdown` and `prompts` (digests
+    of what was continued, and how far) of report.json."""
+    names = ("acceptance", "speed", "baselines", "draft_length", "block_rule", "breakdown", "prompts")
     out: dict[str, Any] = {section: {} for section in names}
     for name, by_temperature in by_run(records).items():
         for temperature, groups in by_temperature.items():
             place, draws, seed = (name, temperature), cfg.bench.bootstrap, cfg.seed
-            keys = sorted(f"{r.key}#{r.turn}" for some in groups.values() for r in some)
+            everything = [record for some in groups.values() for record in some]
+            keys = sorted(f"{r.key}#{r.turn}" for r in everything)
+            _put(out["breakdown"], place, breakdown(everything, f"{SWEEP}{k}"))
             _put(out["prompts"], place, digest_of([keys, cfg.bench.max_new_tokens]))
             _put(out["acceptance"], place, acceptance_section(groups, _live, k, draws, seed))
             _put(out["speed"], place, speed_section(groups, cfg.target.dtype, draws, seed))

@@ -78,10 +78,10 @@ def measured_costs(
     target: Target, drafter: Drafter, verify: CostGrid, scenes: Sequence[Scene], k: int, sampling: Sampling,
     budget: Budget,
 ) -> tuple[Machine, DraftCost]:  # fmt: skip
-    """What the loop and the drafter's own part cost under this sampling, at batch 1."""
-    watch, chain = Stopwatch(target.device), drafter.chain
+    """What the loop and the drafter's own part cost under this sampling, at the batches of the scenes."""
+    watch, chain, batches = Stopwatch(target.device), drafter.chain, sorted({s.tokens.shape[0] for s in scenes})
     draft = draft_cost(lambda _: chain, scenes, sorted({1, k}), budget.part(0.2), sampling, watch)
-    return Machine(verify, loop_cost(target, verify, [1], budget.part(0.2), sampling)), draft
+    return Machine(verify, loop_cost(target, verify, batches, budget.part(0.2), sampling)), draft
 
 
 def _runs(records: Sequence[PromptRecord]) -> Iterator[tuple[str, float, Groups]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from conf.digest import digest_of, plain
 from conf.errors import UserError
-from conf.files import write_whole
-from conf.paths import ROOT, read_json, record, record_command, run_dir, timed, write_json
+from conf.paths import ROOT, read_json, record, record_command, run_dir, timed
 from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
 from data.revisions import bench_sources, revision_of
 from inference.load import device_memory, load_target, precheck, wants_kernel
@@ -20,9 +19,9 @@ from .benchmarks import Benchmark, benchmarks, choosing_prompts
 from .certificate import certificate
 from .curves import training_curves
 from .history import remember
-from .html import render
 from .lossless import GreedyPair, greedy_check
 from .measure import Contest, contest, evaluated, length_so_far, measure
+from .pages import with_findings, write_report
 from .progress import EvaluationProgress
 from .protocol import about, training_settings
 from .records import Partial, PromptRecord
@@ -31,12 +30,11 @@ from .sampled import SampledTest, choose_prefixes, frequent_ids, sampled_check
 from .score import forecast_section
 from .subject import Subject, contents, drafter_place, load_subject
 from .terminal import print_table
-from .trace_view import Trace
 from .traces import traces
 from .tracking import track
 
 SETUP = ROOT / ".venv" / "setup.json"
-FORMAT = 3  # of records and reports: those of another one are made anew
+FORMAT = 4  # of records and reports: those of another one are made anew
 
 
 def run(cfg: RunConfig) -> None:
@@ -53,7 +51,7 @@ def run(cfg: RunConfig) -> None:
         else:
             record(cfg, folder)
         report = evaluate(cfg, folder, digest)
-    report = with_curve(folder, report)
+    report = with_findings(folder, report)
     print_table(report)
     print_against(report)
     print(path)
@@ -167,25 +165,3 @@ def sample(
 def stock(cfg: TargetConfig, target: Target) -> Target:
     """The target as transformers runs it: itself, or a second copy where own kernels were swapped in."""
     return load_target(replace(cfg, kernel="off")) if wants_kernel(cfg, target) else target
-
-
-def with_curve(folder: Path, report: dict[str, Any]) -> dict[str, Any]:
-    """The report with the learning curve in the run directory (`make bench-curve` leaves one), written anew when that
-    is another one than it had."""
-    curve = read_json(folder / "learning_curve.json")
-    if not curve or curve == report.get("learning_curve"):
-        return report
-    kept = read_json(folder / "evaluate" / "traces.json").get("traces", [])
-    whole = {**report, "learning_curve": curve}
-    write_report(folder, whole, [Trace(t["title"], t["rounds"]) for t in kept if "rounds" in t])
-    return whole
-
-
-def write_report(folder: Path, report: dict[str, Any], shown: list[Trace]) -> None:
-    """The plots, the generations that are shown, report.html and, last, report.json."""
-    from .plots import draw_plots  # matplotlib takes a second to import
-
-    write_json(folder / "evaluate" / "traces.json", {"traces": shown})
-    draw_plots(report, folder)
-    write_whole(folder / "report.html", render(report, shown).encode())
-    write_json(folder / "report.json", report)

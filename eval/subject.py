@@ -34,8 +34,18 @@ def drafter_place(cfg: RunConfig) -> str:
     if cfg.drafter.folder and not (folder.is_dir() and _continued(cfg)):
         return cfg.drafter.folder
     if not folder.is_dir() and not cfg.drafter.needs_no_folder:
-        raise UserError(f"no drafter in {folder}: train one (python -m train), or name one with drafter.folder=...")
+        raise UserError(f"no drafter in {folder}: {unfinished(run_dir(cfg))}, or name one with drafter.folder=...")
     return str(folder)
+
+
+def unfinished(folder: Path) -> str:
+    """How far a run without a drafter has come, and what makes the rest."""
+    steps = [int(n) for p in folder.glob("checkpoints/step-*") if (n := p.name.removeprefix("step-")).isdigit()]
+    if steps:
+        return f"training has come to step {max(steps)} and is not finished; go on with it (python -m train)"
+    if (folder / "store").is_dir():
+        return "its store is there, but nothing is trained on it; train one (python -m train)"
+    return "train one (python -m train)"
 
 
 def _continued(cfg: RunConfig) -> bool:

@@ -30,7 +30,8 @@ def print_table(report: Report, console: Console | None = None) -> None:
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
             table.add_row(where, baseline, draft_tokens(other), more, "", "")
     console.print(table)
-    for line in (*rule_lines(report), *forecast_lines(report), *lossless_lines(report["lossless"])):
+    lines = [*rule_lines(report), *drafting_lines(report), *forecast_lines(report)]
+    for line in (*lines, *lossless_lines(report["lossless"]), *missing_lines(report)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -41,6 +42,28 @@ def rule_lines(report: Report) -> list[str]:
         f"round, token by token {_with_interval(gain['token'], gain['token_ci95'])} (bonus included, replayed)"
         for name, temperature, gain in runs(report["block_rule"])
     ]
+
+
+def drafting_lines(report: Report) -> list[str]:
+    """Acceptance of drawn drafts, and of the likeliest token, which engines propose; a line for each sampled run."""
+    return [
+        f"first draft token, {name} {temperature}: accepted {found['drawn'][0]:.3f} where it is drawn (α), "
+        f"{found['argmax'][0]:.3f} where it is the likeliest, as serving engines propose it"
+        for name, temperature, entry in runs(report.get("breakdown", {})) if (found := entry["drafting"]) is not None
+    ]  # fmt: skip
+
+
+def missing_lines(report: Report) -> list[str]:
+    """What the run has not done yet, or not here, and what would add it; one line, or none."""
+    lacks = []
+    if report["drafter"]["parameters"]:
+        lacks += [f"the price of {what}, which did not run here" for what in ("collect", "train")
+                  if report["timing"].get(f"{what}_s") is None]  # fmt: skip
+    if report["lossless"]["greedy"] is None:
+        lacks.append("greedy identity and speed (bench.temperatures has no 0)")
+    if not report.get("sweep"):
+        lacks.append("larger batches and longer contexts (make sweep adds them)")
+    return [f"not in this report: {'; '.join(lacks)}"] if lacks else []
 
 
 def draft_tokens(entry: dict[str, Any]) -> str:

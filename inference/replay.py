@@ -145,11 +145,14 @@ def chain_chances(
 @dataclass(frozen=True)
 class Overlap:
     """At anchors [A] and draft positions [k] of a recorded text: q of the recorded token; where drafts are drawn, its
-    p; and whether there is one."""
+    p; and whether there is one. served [A,k]: p of the drafter's likeliest token there, and hits [A,k]: whether the
+    recorded token is that one; only where drafts are drawn."""
 
     q: Tensor
     p: Tensor | None
     valid: Tensor
+    served: Tensor | None = None
+    hits: Tensor | None = None
 
     def chances(self, rule: Rule = Rule.auto) -> Tensor:
         """[A,k] float64: see `chain_chances`."""
@@ -164,9 +167,20 @@ class Overlap:
         chance that it is, too (token by token). Their ratio is the conditional acceptance rate of drafts from every
         place of the text; where drafts are drawn its mean is α, Σ min(p, q), since the text has the law p."""
         kept = self.chances(Rule.token).cumprod(1)
-        before = torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1)
-        reached = torch.where(self.valid, before, 0.0)
+        reached = torch.where(self.valid, _before(kept), 0.0)
         return list(zip(reached.sum(0).tolist(), kept.sum(0).tolist(), strict=True))
+
+    def served_conditional(self) -> list[tuple[float, float]]:
+        """The same, had the drafter proposed its likeliest token where it would draw one, as serving engines do: such a
+        draft x is accepted with probability p(x)."""
+        assert self.served is not None and self.hits is not None
+        reached = torch.where(self.valid, _before(self.hits.double().cumprod(1)), 0.0)
+        return list(zip(reached.sum(0).tolist(), (reached * self.served).sum(0).tolist(), strict=True))
+
+
+def _before(kept: Tensor) -> Tensor:
+    """[A,k]: the entries one position earlier; 1 at the first."""
+    return torch.cat([torch.ones_like(kept[:, :1]), kept[:, :-1]], 1)
 
 
 def overlap(
@@ -190,8 +204,11 @@ def overlap(
     assert batch.hidden is not None
     p = process(target.head(batch.hidden[0].to(target.dtype)), sampling)  # [R, V]
     px = p.gather(1, torch.tensor(record.tokens, device=p.device)[:, None]).squeeze(1).cpu()
-    place = torch.arange(len(truth))[:, None] + 1 + torch.arange(k)
-    return Overlap(qx, px.double()[place.clamp(max=len(px) - 1)], valid)
+    place = (torch.arange(len(truth))[:, None] + 1 + torch.arange(k)).clamp(max=len(px) - 1)
+    best = logits.argmax(-1)
+    best = of_chains(drafter, (best if drafter.draft_ids is None else drafter.draft_ids[best]).cpu(), k)  # [A, k]
+    served = p[place.to(p.device), best.to(p.device)].cpu().double()
+    return Overlap(qx, px.double()[place], valid, served, best == truth)
 
 
 def record_batch(target: Target, record: Record, taps: Sequence[int] = ()) -> Batch:

@@ -36,7 +36,7 @@ class Result:
 
     finish_reason: stop (EOS), stop_string, or length (max_new_tokens, or the end of the target's context).
     hidden [R,H] (when kept): hidden[r] predicted tokens[r]. text: decoded, cut before a stop string.
-    seconds: decoding without prefill, meaningful at batch 1.
+    seconds: decoding without prefill, meaningful at batch 1; started: time.perf_counter() when it began.
     """
 
     request: Request
@@ -47,6 +47,7 @@ class Result:
     hidden: Tensor | None = None
     seconds: float = 0.0
     prefill_seconds: float = 0.0
+    started: float = 0.0
 
 
 @dataclass
@@ -115,8 +116,9 @@ class Row:
         with torch.inference_mode(False):  # an ordinary tensor, usable in training
             hidden = torch.cat(self.hidden).clone() if self.hidden else None
         return Result(
-            self.request, self.response, self.rounds, self.finish_reason, text, hidden, seconds, self.prefill_seconds
-        )
+            self.request, self.response, self.rounds, self.finish_reason, text, hidden, seconds,
+            self.prefill_seconds, self.started,
+        )  # fmt: skip
 
 
 def check(request: Request, context: int, name: str) -> None:

@@ -13,8 +13,8 @@ def make_record(category: str, key: str, rounds: list[Round], seconds: float) ->
     hopeless = [Round([1, 2], 0, [5], "ngram") for _ in range(8)]
     who = ("ngram", "ngram_same_length", "untrained", "trained_alone", "length-1", "length-2")
     replays = dict.fromkeys(who, hopeless)
-    tokens = list(range(9))
-    return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays)
+    tokens, sure = list(range(9)), [0.1 * place for place in range(9)]
+    return PromptRecord("builtin", 0.0, key, category, 0, [1], tokens, 8.0, tokens, seconds, rounds, replays, sure)
 
 
 RECORDS = [

@@ -27,6 +27,7 @@ VERBS = {
     "bench-drafters": ["-m", "eval.bench_drafters"],
     "bench-curve": ["-m", "eval.bench_curve"],
     "compare": ["-m", "eval.compare_runs"],
+    "sweep": ["-m", "eval.sweep"],
     "certify": ["-m", "eval.certify"],
     "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }

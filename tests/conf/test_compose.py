@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import comparing, exits, lm, lookups, models, prompts, schema, training, units
+from conf import comparing, exits, lm, lookups, models, prompts, schema, sweeping, training, units
 from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
@@ -230,6 +230,11 @@ def test_generating_has_its_own_keys(override: str, line: str) -> None:
     ("bench_curve", "curve.train_time=3", "curve.train_time = '3' is not allowed; allowed: a time above 0"),
     ("bench_curve", "curve.times=[3]", "curve.times = '3' is not allowed; allowed: a time above 0"),
     ("bench_curve", "curve.reach=[1.0]", "curve.reach = [1.0] is not allowed; allowed: tokens a round above 1"),
+    ("sweep", "sweep.contexts=[shrt]", "sweep.contexts = 'shrt' is not allowed; allowed: short, or tokens such as"),
+    ("sweep", "sweep.num_spec_tokens=[0]", "sweep.num_spec_tokens = [0] is not allowed; allowed: a list, each 1 to"),
+    ("sweep", "sweep.batches=[]", "sweep.batches = [] is not allowed; allowed: a list, each 1 or more"),
+    ("sweep", "sweep.budget=soon", "sweep.budget = 'soon' is not allowed; allowed: a time above 0 with a unit"),
+    ("sweep", "sweep.temperatures=[-1]", "sweep.temperatures = [-1.0] is not allowed; allowed: a list, each 0"),
 ])  # fmt: skip
 def test_comparisons_have_their_own_keys(primary: str, override: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -269,7 +274,7 @@ def test_times(text: str, expected: float) -> None:
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
-    for module in (comparing, exits, lm, lookups, models, prompts, training):
+    for module in (comparing, exits, lm, lookups, models, prompts, sweeping, training):
         own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
         assert own - {"HeadsConfig", "SelfConfig"} <= set(schema.__all__), module
         assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))

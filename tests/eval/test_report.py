@@ -19,7 +19,7 @@ from eval.plots import acceptance_per_position, draw_plots
 from eval.protocol import training_settings
 from eval.records import temperature_name
 from eval.report import figures, finite, is_lossless, stage_figures
-from eval.terminal import lossless_lines, print_table, rule_lines
+from eval.terminal import drafting_lines, lossless_lines, missing_lines, print_table, rule_lines
 from eval.trace_view import Trace, trace_section
 
 CURVES = {
@@ -201,6 +201,43 @@ def test_lossy_acceptance_is_called_lossy_everywhere(report: dict[str, Any]) -> 
     assert "LOSSY" in console.export_text()
     assert "LOSSY" in render(report, [])
     assert model_card(report, base_model=None, license=None).text.count("LOSSY") >= 2
+
+
+def test_a_report_of_an_unfinished_run_says_what_is_missing(report: dict[str, Any]) -> None:
+    line = "not in this report: the price of train, which did not run here; larger batches and longer contexts"
+    (said,) = missing_lines(report)
+    assert said == f"{line} (make sweep adds them)" and line in render(report, {}, [])
+    report["timing"]["train_s"], report["sweep"] = 60.0, {"cells": []}
+    assert missing_lines(report) == []
+    report["lossless"]["greedy"] = None
+    assert missing_lines(report) == ["not in this report: greedy identity and speed (bench.temperatures has no 0)"]
+
+
+def test_a_sweep_is_told_on_the_page_and_on_the_card(report: dict[str, Any], tmp_path: Path) -> None:
+    report["sweep"] = {
+        "where_it_helps": "It helps.", "where_it_stops": "It stops <here>.", "left_out": ["T=1, batch 16"],
+        "cells": [
+            {"drafter": "hydra", "temperature": 0.0, "context": "short", "batch": batch, "num_spec_tokens": 3,
+             "speedup": speedup}
+            for batch, speedup in ((1, 1.4), (4, 0.9))
+        ],
+    }  # fmt: skip
+    page = render(report, draw_plots(report, tmp_path), [])
+    assert "It stops &lt;here&gt;." in page and "Not measured: T=1, batch 16" in page
+    assert page.count("data:image/png;base64,") == 4
+    text = not_helping(report)
+    assert "It stops <here>. It helps. Not measured: T=1, batch 16." in text and "Larger batches were not" not in text
+
+
+def test_acceptance_is_broken_down_by_place_and_entropy(report: dict[str, Any]) -> None:
+    parts = report["breakdown"]["builtin"]["t0"]
+    assert [part["rounds"] for part in parts["by_output_position"]] == [13] and parts["drafting"] is None
+    assert sum(part["draft_tokens"] for part in parts["by_target_entropy"]) == 24
+    assert "quarter by entropy" in render(report, {}, [])
+    parts["drafting"] = {"drawn": [0.5], "argmax": [0.625]}
+    (line,) = drafting_lines(report)
+    assert line.startswith("first draft token, builtin t0: accepted 0.500 where it is drawn (α), 0.625 where")
+    assert line in render(report, {}, [])
 
 
 def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:

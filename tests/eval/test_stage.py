@@ -120,6 +120,20 @@ def test_an_untrained_drafter_equals_its_untrained_self(run_folder: Path) -> Non
     assert sweep[2]["mean_acceptance_length"] == ours["mean_acceptance_length"]
 
 
+def test_acceptance_is_broken_down_without_decoding_for_it(run_folder: Path) -> None:
+    report = read_json(run_folder / "report.json")
+    for temperature in ("t0", "t1"):
+        parts, entry = report["breakdown"]["builtin"][temperature], report["acceptance"]["builtin"][temperature]
+        assert sum(part["rounds"] for part in parts["by_output_position"]) == entry["num_spec_steps"]
+        spans = [(part["from"], part["to"]) for part in parts["by_target_entropy"]]
+        assert 2 <= len(spans) <= 4 and spans == sorted(spans) and spans[0][0] >= 0
+    assert report["breakdown"]["builtin"]["t0"]["drafting"] is None
+    ways = report["breakdown"]["builtin"]["t1"]["drafting"]
+    assert len(ways["drawn"]) == len(ways["argmax"]) == 3 and 0 < ways["drawn"][0] < 1
+    first = (run_folder / "report.html").read_text()
+    assert "quarter by entropy" in first and "as serving engines propose it" in first
+
+
 def test_the_page_is_self_contained(run_folder: Path) -> None:
     page = (run_folder / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 5  # speed and acceptance of two temperatures, draft lengths
@@ -201,6 +215,13 @@ def test_another_verdict_than_lossless_fails_the_stage(run_folder: Path, tmp_pat
 
 def test_named_refusals(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no drafter in"):
+        stage.run(evaluate_config(tmp_path))
+    (tmp_path / "store").mkdir()
+    with pytest.raises(UserError, match="its store is there, but nothing is trained on it"):
+        stage.run(evaluate_config(tmp_path))
+    for name in ("step-9", "step-120", ".writing-130"):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+    with pytest.raises(UserError, match="training has come to step 120 and is not finished; go on with it"):
         stage.run(evaluate_config(tmp_path))
     with pytest.raises(UserError, match="LOSSY"):
         stage.run(evaluate_config(tmp_path, "evaluate", "bench.acceptance=typical"))

@@ -155,6 +155,29 @@ def test_conditional_acceptance_from_every_place_of_a_text() -> None:
     assert greedy.conditional() == [(2.0, 1.0), (1.0, 0.0)]
 
 
+def test_the_likeliest_draft_is_accepted_with_its_own_probability() -> None:
+    """Position 2 is reached where the recorded token is the likeliest draft, whatever was drawn."""
+    valid, p = torch.tensor([[True, True], [True, True], [True, False]]), torch.full((3, 2), 0.5).double()
+    served = torch.tensor([[0.6, 0.9], [0.3, 0.8], [0.3, 0.0]]).double()
+    hits = torch.tensor([[True, False], [False, True], [True, True]])
+    reading = Overlap(torch.full((3, 2), 0.25), p, valid, served, hits)
+    assert reading.served_conditional() == [(3.0, pytest.approx(1.2)), (1.0, pytest.approx(0.9))]
+
+
+def test_what_engines_would_propose_is_read_off_p(target: Target, make_hydra: Callable[..., HydraDrafter]) -> None:
+    drafter, sampling = kinds(target, make_hydra)["trimmed"], Sampling(1.0)
+    record = as_record(plain(target, sampling, 12)[0])
+    reading = overlap(drafter, target, record, 2, sampling)
+    assert record.hidden is not None and reading.served is not None and reading.hits is not None
+    with torch.no_grad():
+        likeliest = drafter.train_logits(record_batch(target, record))[0].argmax(-1)[:, 1]
+        likeliest = likeliest if drafter.draft_ids is None else drafter.draft_ids[likeliest]
+        p = target.head(record.hidden).softmax(-1)
+    for at in range(len(record.tokens) - 2):
+        assert reading.served[at, 1] == pytest.approx(float(p[at + 2, likeliest[at]]), abs=1e-6)
+        assert bool(reading.hits[at, 1]) == (int(likeliest[at]) == record.tokens[at + 2])
+
+
 def test_its_mean_is_alpha(target: Target, hydra: HydraDrafter) -> None:
     """Over texts of the law p the accepted share of drafted tokens is Σ min(p, q)."""
     sampling, kept, reached, alpha = Sampling(1.0), 0.0, 0.0, []
