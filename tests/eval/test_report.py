@@ -206,7 +206,7 @@ def test_lossy_acceptance_is_called_lossy_everywhere(report: dict[str, Any]) -> 
 def test_a_report_of_an_unfinished_run_says_what_is_missing(report: dict[str, Any]) -> None:
     line = "not in this report: the price of train, which did not run here; larger batches and longer contexts"
     (said,) = missing_lines(report)
-    assert said == f"{line} (make sweep adds them)" and line in render(report, {}, [])
+    assert said == f"{line} (make sweep adds them)" and line in render(report, [])
     report["timing"]["train_s"], report["sweep"] = 60.0, {"cells": []}
     assert missing_lines(report) == []
     report["lossless"]["greedy"] = None
@@ -222,9 +222,12 @@ def test_a_sweep_is_told_on_the_page_and_on_the_card(report: dict[str, Any], tmp
             for batch, speedup in ((1, 1.4), (4, 0.9))
         ],
     }  # fmt: skip
-    page = render(report, draw_plots(report, tmp_path), [])
+    plots = render({**report, "sweep": None}, []).count("data:image/png;base64,")
+    page = render(report, [])
     assert "It stops &lt;here&gt;." in page and "Not measured: T=1, batch 16" in page
-    assert page.count("data:image/png;base64,") == 4
+    assert page.count("data:image/png;base64,") == plots + 1
+    draw_plots(report, tmp_path)
+    assert (tmp_path / "sweep.png").exists()
     text = not_helping(report)
     assert "It stops <here>. It helps. Not measured: T=1, batch 16." in text and "Larger batches were not" not in text
 
@@ -233,11 +236,11 @@ def test_acceptance_is_broken_down_by_place_and_entropy(report: dict[str, Any]) 
     parts = report["breakdown"]["builtin"]["t0"]
     assert [part["rounds"] for part in parts["by_output_position"]] == [13] and parts["drafting"] is None
     assert sum(part["draft_tokens"] for part in parts["by_target_entropy"]) == 24
-    assert "quarter by entropy" in render(report, {}, [])
+    assert "quarter by entropy" in render(report, [])
     parts["drafting"] = {"drawn": [0.5], "argmax": [0.625]}
     (line,) = drafting_lines(report)
     assert line.startswith("first draft token, builtin t0: accepted 0.500 where it is drawn (α), 0.625 where")
-    assert line in render(report, {}, [])
+    assert line in render(report, [])
 
 
 def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
