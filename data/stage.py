@@ -15,6 +15,7 @@ from inference.target import Target
 
 from .collect import CLOSE_ENOUGH, Skipped, collect
 from .files import lock_folder
+from .hub import HUB, find_store
 from .identity import store_identity
 from .manifest import NAME
 from .prefill import prefill
@@ -38,7 +39,7 @@ def run(cfg: RunConfig) -> None:
     timing = folder / "timing" / "collect.json"
     if cfg.data.repair:
         _repair(path)
-    if is_done(cfg, path):
+    if is_done(cfg, path) or (cfg.data.store or "").startswith(HUB):
         store = Store.open(path)
         print(f"{path} is complete: {store.num_rows:,} rows, {store.num_response_tokens:,} response tokens")
         _say_unchecked(store, cfg)
@@ -53,8 +54,8 @@ def run(cfg: RunConfig) -> None:
 
 
 def store_folder(cfg: RunConfig) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
+    """data.store (a folder, or hub:owner/name of a published store), default run_dir/store. Raises UserError."""
+    return find_store(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
 
 
 def is_done(cfg: RunConfig, path: Path) -> bool:

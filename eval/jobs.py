@@ -16,6 +16,7 @@ from conf.errors import require
 from conf.paths import read_json, run_dir, write_json
 from conf.pipeline import run_stage
 from conf.schema import RunConfig, parse_seconds
+from data.hub import find_store
 from data.manifest import NAME
 
 DONE, FILES = "done.json", ("drafter/drafter.json", "report.json", "timing/train.json")
@@ -98,7 +99,7 @@ class Plan:
         if "bench" not in dict(keys):
             shared.append("bench=comparison")
         named = dict(keys).get("experiment", "").partition("=")[2].strip("[]").split(",")
-        store = Path(cfg.data.store).resolve() if cfg.data.store else folder / "store"
+        store = find_store(cfg.data.store).resolve() if cfg.data.store else folder / "store"
         experiments = [name.strip() for name in named if name.strip() not in ("", "null")]
         return cls(folder, store, shared, experiments, cfg.seed)
 

@@ -14,8 +14,9 @@ from conf.errors import UserError
 from conf.paths import ROOT, machine, read_json, record, run_dir, timed, versions, write_json
 from conf.schema import DrafterConfig, NgramConfig, RunConfig, TargetConfig
 from data.revisions import bench_sources, revision_of
-from inference.artifact import CONFIG, POOL, WEIGHTS, load_drafter
+from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, load_drafter
 from inference.drafters import Drafter, Lookup, build
+from inference.layouts import MODEL
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.replay import longest_draft, lookup_of
 from inference.target import Target
@@ -105,8 +106,11 @@ def evaluation_digest(cfg: RunConfig, where: str) -> str:
 
 
 def _contents(where: str) -> list[str]:
-    """Digests of a local drafter's files."""
-    return [file_digest(path) for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
+    """Digests of a local drafter's files, in whatever layout."""
+    own = [path for name in (WEIGHTS, CONFIG, POOL) if (path := Path(where) / name).is_file()]
+    published = [] if Path(where) / WEIGHTS in own else sorted(Path(where).glob("*.safetensors"))
+    config = Path(where).glob(MODEL_CONFIG) if published else ()
+    return [file_digest(path) for path in [*own, *published, *config]]
 
 
 def _is_own(cfg: RunConfig, folder: Path) -> bool:
@@ -233,9 +237,9 @@ def training_settings(about: dict[str, Any]) -> dict[str, Any]:
 
 
 def weights_digest(where: str) -> str | None:
-    """SHA-256 of a local drafter folder's weights."""
-    path = Path(where) / WEIGHTS
-    return file_digest(path) if path.is_file() else None
+    """SHA-256 of a local drafter folder's weights; None where they are no single file."""
+    path = next((p for name in (WEIGHTS, MODEL) if (p := Path(where) / name).is_file()), None)
+    return None if path is None else file_digest(path)
 
 
 def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:

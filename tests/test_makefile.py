@@ -19,6 +19,7 @@ VERBS = {
     "plan": ["-m", "eval.plan"],
     "generate": ["-m", "inference"],
     "publish": ["-m", "eval.publish"],
+    "publish-data": ["-m", "eval.publish_data"],
     "check-drafter": ["-m", "eval.preflight"],
     "bench": ["-m", "eval.bench"],
     "bench-drafters": ["-m", "eval.bench_drafters"],

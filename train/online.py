@@ -21,7 +21,17 @@ from .checkpoint import flatten
 from .follow import OnlineTrainer, Patience
 from .loop import make_accelerator
 from .rng import seed_everything
-from .run import finish, is_done, make_drafter, measured, open_store, store_folder, training_identity, with_exit
+from .run import (
+    finish,
+    is_done,
+    make_drafter,
+    measured,
+    open_store,
+    store_folder,
+    training_identity,
+    with_earlier,
+    with_exit,
+)
 from .validate import Validator
 from .vocab import coverage_line
 
@@ -49,7 +59,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     """Learn from the store as it grows, and write the best checkpoint as `drafter/`."""
     store = wait_for_store(cfg, path, target)
     first = first_shards(cfg, path, store)
-    cfg = with_exit(cfg, path, target, first)
+    cfg = with_exit(with_earlier(cfg, target), path, target, first)
     identity = online_identity(cfg, target, first)
     if store.complete is not None and is_done(path, {**identity, "learned": shards_digest(store.shards)}):
         print(f"{path / 'drafter'} is trained on all {len(store.shards)} shards of {store.path} already", flush=True)

@@ -16,6 +16,7 @@ from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, timed
 from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, LookupConfig, RunConfig, TrainMode
+from data.hub import find_store
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -28,7 +29,7 @@ from inference.drafters.ranges import cut_layers
 from inference.load import device_memory, device_of, load_target, precheck
 from inference.replay import lookup_of
 from inference.target import Target
-from inference.warm_start import saved_config, saved_digest, warm_start
+from inference.warm_start import like_earlier, saved_config, saved_digest, warm_start
 
 from .calibrate import calibrated, described
 from .checkpoint import flatten
@@ -79,6 +80,11 @@ def pool_figures(cfg: DrafterConfig, drafter: Drafter) -> dict[str, Any]:
     return {} if pool is None else {"pool": {"rows": pool.rows, "tokens": len(pool)}}
 
 
+def with_earlier(cfg: RunConfig, target: Target) -> RunConfig:
+    """What the folder of drafter.warm_start alone knows of its drafter is taken over."""
+    return replace(cfg, drafter=like_earlier(cfg.drafter, target))
+
+
 def with_exit(cfg: RunConfig, path: Path, target: Target, store: Store, main: bool = True) -> RunConfig:
     """drafter.exit_layer = auto -> the layer chosen, once a run, by the main process, or that of drafter.warm_start;
     other configurations as they are."""
@@ -115,6 +121,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     """Train to the end and write the best checkpoint as `drafter/`."""
     store = open_store(cfg, path, target)
     with accelerator.main_process_first():
+        cfg = with_earlier(cfg, target)
         cfg = with_exit(cfg, path, target, store, accelerator.is_main_process)
         cfg = with_layers(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
@@ -199,8 +206,8 @@ def provenance(trainer: Run[Any]) -> dict[str, Any]:
 
 
 def store_folder(cfg: RunConfig, path: Path) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else path / "store"
+    """data.store (a folder, or hub:owner/name of a published store), default run_dir/store. Raises UserError."""
+    return find_store(cfg.data.store) if cfg.data.store else path / "store"
 
 
 def open_store(cfg: RunConfig, path: Path, target: Target) -> Store:

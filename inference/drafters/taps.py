@@ -42,8 +42,11 @@ class TapLinear(nn.Linear):
 
     @torch.no_grad()
     def take(self, served: Tensor) -> None:
-        """The inverse of `served`."""
-        self.weight.copy_(served.to(self.units) * self.units)
+        """The inverse of `served`. float16 has too few exponents for some units: then they are ones again."""
+        served = served.to(self.units)
+        if not torch.equal(served * self.units / self.units, served):
+            self.units.fill_(1)
+        self.weight.copy_(served * self.units)
 
 
 @torch.no_grad()

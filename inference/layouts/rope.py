@@ -23,6 +23,19 @@ def check_rope(config: dict[str, Any], wanted: dict[str, Any], where: str) -> No
             raise UserError(f"{where}: {name} gives other rotary frequencies than the drafter was trained with")
 
 
+def rope_of(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """rope_parameters of a config.json, in whichever spelling it has. Raises UserError where both are and differ."""
+    new, old = config.get("rope_parameters"), {**(config.get("rope_scaling") or {})}
+    theta = config.get("rope_theta", 10000.0)
+    old = {"rope_type": old.pop("type", "default"), "rope_theta": theta} | old
+    if not new:
+        return old
+    stated = {"rope_type": "default", "rope_theta": theta, **new}
+    if "rope_theta" in config and not torch.allclose(frequencies(config, stated), frequencies(config, old), rtol=1e-5):
+        raise UserError(f"{where}: rope_parameters and rope_theta with rope_scaling give different frequencies")
+    return stated
+
+
 def frequencies(config: dict[str, Any], rope: dict[str, Any]) -> Tensor:
     """The inverse frequencies [head_dim / 2] of a layer of config's sizes."""
     sizes = {name: config[name] for name in ("hidden_size", "num_attention_heads", "head_dim")}
