@@ -3,8 +3,8 @@
 # PROMPT and RUNS never touch a shell: they travel in the environment, with every quote, dollar and newline in place.
 
 .DEFAULT_GOAL := help
-.PHONY: help install distill collect train evaluate plan generate publish check-drafter certify certify-long bench \
-	bench-drafters bench-curve compare engines sweep test check
+.PHONY: help install distill collect train evaluate plan generate publish publish-data check-drafter certify \
+	certify-long bench bench-drafters bench-curve compare engines sweep test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -57,6 +57,9 @@ generate: install ## stream an answer with the drafter, accepted tokens marked (
 
 publish: install ## build the hub folder, checked, with its model card (REPO=owner/name uploads it)
 	$(run) eval.publish $(if $(filter command line,$(origin REPO)),push=true repo_id=$(value REPO)) $(value ARGS)
+
+publish-data: install ## build a collected store's data set, with its card (REPO=owner/name uploads it)
+	$(run) eval.publish_data $(if $(filter command line,$(origin REPO)),push=true repo_id=$(value REPO)) $(value ARGS)
 
 check-drafter: install ## what an engine would load of a drafter folder, and whether it drafts as it was trained to
 	$(run) eval.preflight $(value ARGS)

@@ -124,7 +124,7 @@ def help_text(config_name: str, overrides: Sequence[str]) -> str:
     groups = "\n".join(f"  {group}: {', '.join(options(group))}" for group in GROUPS)
     return (
         f"Options of this stage ({config_name}), as Hydra overrides: key=value\n\n"
-        f"Groups (group=option; target also takes a hub id or a folder)\n{groups}\n\n"
+        f"Groups (group=option; target and drafter also take a hub id or a folder)\n{groups}\n\n"
         f"Keys and their values with these overrides\n"
         + "\n".join(f"  {line}" for line in cfg.rstrip().splitlines())
         + "\n\nFlags: --help, --cfg (print the composed configuration). DRAFTSMITH_DEBUG=1 shows tracebacks."

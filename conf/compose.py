@@ -22,13 +22,14 @@ from .explain import DRAFTERS, explain, unknown_key
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
-    "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "certify", "bench_drafters",
-    "bench_curve", "compare", "engines", "sweep",
+    "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "publish_data", "certify",
+    "bench_drafters", "bench_curve", "compare", "engines", "sweep",
 )  # fmt: skip
 ROOTS = {
     "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
-    "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig, "bench_curve": schema.CurveConfig,
-    "compare": schema.RunsConfig, "engines": schema.EnginesConfig, "sweep": schema.SweepConfig,
+    "publish_data": schema.PublishDataConfig, "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig,
+    "bench_curve": schema.CurveConfig, "compare": schema.RunsConfig, "engines": schema.EnginesConfig,
+    "sweep": schema.SweepConfig,
 }  # fmt: skip
 
 
@@ -60,8 +61,9 @@ def options(group: str) -> list[str]:
 def expand(overrides: Sequence[str]) -> list[str]:
     """Overrides as Hydra takes them.
 
-    `target=org/name` (no such option, so a hub id or a folder) becomes `target=hub target.id='org/name'`; keys of
-    `target.template_kwargs`, the only free dictionary, need no `+`. Raises ConfigError for what is never allowed.
+    `target=org/name` (no such option, so a hub id or a folder) becomes `target=hub target.id='org/name'`, and
+    `drafter=org/name` becomes `drafter.folder='org/name'`; keys of `target.template_kwargs`, the only free dictionary,
+    need no `+`. Raises ConfigError for what is never allowed.
     """
     out: list[str] = []
     for override in overrides:
@@ -74,6 +76,8 @@ def expand(overrides: Sequence[str]) -> list[str]:
             continue  # as it is anyway
         if key == "target" and value not in options("target"):
             out += ["target=hub", f"target.id={quoted(value)}"]
+        elif key == "drafter" and "/" in value:
+            out.append(f"drafter.folder={quoted(value)}")
         elif key.split(".")[:2] == ["target", "template_kwargs"]:
             out.append(f"++{override}")
         else:

@@ -11,6 +11,7 @@ from .lookups import LookupKind, LookupSettings
 
 MOST_NODES = 256  # of a tree
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+LAYER_KEYS = ("num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_parameters")
 
 
 @dataclass
@@ -152,12 +153,8 @@ class HeadsConfig(TreeConfig):
         super().__post_init__()
         require(1 <= self.num_heads <= 64, "drafter.num_heads", self.num_heads, "1 to 64")
         require(self.num_layers >= 1, "drafter.num_layers", self.num_layers, ">= 1")
-        require(
-            self.num_spec_tokens <= self.num_heads,
-            "drafter.num_spec_tokens",
-            self.num_spec_tokens,
-            f"1 to drafter.num_heads = {self.num_heads}",
-        )
+        fits = self.num_spec_tokens <= self.num_heads or self.folder is not None  # a folder has heads of its own
+        require(fits, "drafter.num_spec_tokens", self.num_spec_tokens, f"1 to drafter.num_heads = {self.num_heads}")
 
 
 @dataclass
@@ -165,6 +162,7 @@ class MedusaConfig(HeadsConfig):
     """Medusa heads: parallel residual blocks on the last hidden state."""
 
     kind: str = "medusa"
+    own_heads: bool = False  # train an output matrix for each head instead of reading out by the target's
 
 
 @dataclass
@@ -195,10 +193,21 @@ class Eagle3Config(TreeConfig):
     own_tokens: float = 0.0  # share of its later steps that read the drafter's own token, not the response's
     inner_size: int = 0  # width of the layer's MLP; 0: the target's
     taps: list[int] = field(default_factory=list)  # hidden_states read; []: [2, N//2, N-3], as engines expect
+    # What layers of other trainers have, beyond the published one. vLLM and speculators know all of it.
+    norm_before_residual: bool = False  # the residual is the normed feature
+    norm_before_fc: bool = False  # one norm over all taps before they are fused
+    fc_norm: bool = False  # a norm for each tap instead
+    norm_output: bool = False  # the final norm's output is fed back, not its input
+    qk_norm: bool = False  # norms of queries and keys, head by head
+    own_embedding: bool = False  # token embeddings of its own, trained; they start as the target's
+    layer: dict[str, Any] = field(default_factory=dict)  # LAYER_KEYS that differ from the target's, as in config.json
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(1 <= self.unroll <= 64, "drafter.unroll", self.unroll, "1 to 64")
+        one = not (self.norm_before_fc and self.fc_norm)
+        require(one, "drafter.fc_norm", self.fc_norm, "false beside drafter.norm_before_fc: taps are normed once")
+        require(set(self.layer) <= set(LAYER_KEYS), "drafter.layer", self.layer, f"keys {', '.join(LAYER_KEYS)}")
         require(0 <= self.own_tokens <= 1, "drafter.own_tokens", self.own_tokens, "0 to 1")
         require(self.inner_size >= 0, "drafter.inner_size", self.inner_size, "0 (the target's) or more")
         steps = f"1 to drafter.unroll = {self.unroll}"

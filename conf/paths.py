@@ -46,11 +46,6 @@ def run_dir(cfg: RunConfig) -> Path:
     return path
 
 
-def store_folder(cfg: RunConfig) -> Path:
-    """data.store, default run_dir/store."""
-    return Path(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"
-
-
 def write_json(path: Path, value: Any) -> None:
     """Write JSON whole."""
     path.parent.mkdir(parents=True, exist_ok=True)

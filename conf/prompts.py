@@ -84,7 +84,7 @@ class DataConfig:
     batch: int = 64  # rows in flight
     features: Features = Features.cache
     max_disk: str = "2GB"  # cached hidden states above this are refused, taps beside them not kept
-    store: str | None = None  # an existing store folder; default: run_dir/store
+    store: str | None = None  # an existing store: a folder, or hub:owner/name[@revision]; default: run_dir/store
     use_tokens: int | None = None  # train on rows of about so many response tokens of the store; null: on all
     repair: bool = False  # drop damaged shards; only their rows are collected again
 
@@ -104,6 +104,8 @@ class DataConfig:
         )
         require(0 < self.top_p <= 1, "data.top_p", self.top_p, "above 0, up to 1")
         parse_bytes(self.max_disk, "data.max_disk")
+        own = not (self.repair and (self.store or "").startswith("hub:"))
+        require(own, "data.repair", self.repair, "false for a published store: download it again")
 
 
 @dataclass

@@ -141,14 +141,13 @@ class PlanConfig(RunConfig):
 
 
 @dataclass
-class PublishConfig(RunConfig):
-    """`make publish`: the hub folder; pushed only with a token and push=true."""
+class PushConfig(RunConfig):
+    """What `make publish` and `make publish-data` share; pushed only with a token and push=true."""
 
     repo_id: str | None = None
     push: bool = False
     public: bool = False
-    layout: PublishLayout = PublishLayout.auto
-    license: str | None = None  # default: the target's
+    license: str | None = None  # default: the target's, of data that of all it was made from
     message: str = "draftsmith drafter"
     revision: str | None = None  # the branch; default: main
     create_pr: bool = False
@@ -158,6 +157,21 @@ class PublishConfig(RunConfig):
         super().__post_init__()
         named = self.repo_id is None or re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id) is not None
         require(named, "repo_id", self.repo_id, "owner/name")
+
+
+@dataclass
+class PublishConfig(PushConfig):
+    """`make publish`: the hub folder of a drafter."""
+
+    layout: PublishLayout = PublishLayout.auto
+
+
+@dataclass
+class PublishDataConfig(PushConfig):
+    """`make publish-data`: a collected store as a data set."""
+
+    message: str = "draftsmith data"
+    hidden_states: bool = True  # the cached ones too; false: tokens alone, and trainers recompute
 
 
 @dataclass

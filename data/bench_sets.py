@@ -13,9 +13,8 @@ from conf.errors import UserError
 from conf.prompts import BENCH_SETS, split_set
 
 from .formats import Row, read_row
-from .hub import hub_file, hub_rows
+from .hub import HUB, hub_file, hub_rows
 from .prompt import Prompt, unique
-from .revisions import HUB
 from .tables import PlacedRow, file_rows
 
 # Spec-Bench (Xia et al. 2024) reports these eight categories of MT-bench as one group.

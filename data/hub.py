@@ -1,4 +1,5 @@
-"""Prompts from hub data sets: their rows as a stream, and the commit that they are read at."""
+"""Hub data sets: prompts from their rows as a stream, the commit that they are read at, their licence, and stores that
+were published as such."""
 
 import re
 from collections.abc import Iterator
@@ -6,12 +7,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
-from huggingface_hub import HfApi, constants, hf_hub_download
+from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
 
 from conf.errors import UserError
+from conf.paths import run_dir
+from conf.schema import RunConfig
 
 from .tables import PlacedRow
 
+HUB = "hub:"  # before a name, in data.sources and data.store
 COMMIT = re.compile("[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0  # how long the hub is waited for when it is only asked for a commit
 
@@ -47,6 +51,27 @@ def hub_file(source: str, name: str) -> Path:
         raise _unreadable(f"{source}/{name}", error) from error
 
 
+def find_store(where: str) -> Path:
+    """The folder of a store, or of a published one, hub:owner/name[@revision], downloaded. Raises UserError."""
+    if not where.startswith(HUB):
+        return Path(where)
+    name, _, revision, _ = _parts(where.removeprefix(HUB))
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", revision=revision))
+    except (OSError, ValueError) as error:  # hub errors are one or the other
+        raise _unreadable(where.removeprefix(HUB), error) from error
+
+
+def hub_license(source: str) -> str | None:
+    """The licence on a data set's card; None when it has none or can't be asked for."""
+    try:
+        card = HfApi().dataset_info(_parts(source)[0], timeout=ANSWER_SECONDS).card_data
+    except Exception:  # whatever keeps the hub from answering
+        return None
+    found = None if card is None else card.get("license")
+    return str(found[0] if isinstance(found, list) and len(found) == 1 else found) if found else None
+
+
 def hub_commit(source: str) -> str | None:
     """The commit hash that a source stands for now: by the hub, else by this machine's cache; None: not known."""
     name, _, revision, _ = _parts(source)
@@ -79,3 +104,8 @@ def _parts(source: str) -> tuple[str, str | None, str | None, str]:
 def _unreadable(source: str, error: Exception) -> UserError:
     first = (str(error) or "no message").splitlines()[0]
     return UserError(f"hub:{source} could not be read ({type(error).__name__}: {first})")
+
+
+def store_folder(cfg: RunConfig) -> Path:
+    """data.store (a folder, or hub:owner/name of a published store), default run_dir/store. Raises UserError."""
+    return find_store(cfg.data.store) if cfg.data.store else run_dir(cfg) / "store"

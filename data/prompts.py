@@ -13,9 +13,9 @@ from conf.errors import UserError
 
 from .builtin_set import builtin_prompts
 from .formats import read_row
-from .hub import hub_rows
+from .hub import HUB, hub_rows
 from .prompt import Prompt, Split, split_of, stratified, unique
-from .revisions import BUILTIN, HUB, TEMPLATED, revision_of
+from .revisions import BUILTIN, TEMPLATED, revision_of
 from .tables import PlacedRow, file_rows
 from .templates import templated_prompts
 

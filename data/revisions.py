@@ -11,10 +11,9 @@ from conf.prompts import BENCH_SETS, split_set
 from conf.schema import RunConfig
 
 from .builtin_set import FOLDER
-from .hub import hub_commit
+from .hub import HUB, hub_commit
 
 BUILTIN, TEMPLATED = "builtin", "templated"
-HUB = "hub:"
 
 # What rows come out does not depend on these.
 NEUTRAL = ("batch", "max_disk", "store", "repair", "use_tokens")

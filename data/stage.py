@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.digest import plain
 from conf.errors import UserError
-from conf.paths import record, run_dir, store_folder, timed, versions
+from conf.paths import record, run_dir, timed, versions
 from conf.schema import DataConfig, DataMode, Features, RunConfig
 from inference.decode import Decoder
 from inference.load import device_memory, load_target, precheck
@@ -15,6 +15,7 @@ from inference.target import Target
 
 from .collect import CLOSE_ENOUGH, Skipped, collect
 from .files import lock_folder
+from .hub import HUB, store_folder
 from .identity import store_identity
 from .manifest import NAME
 from .prefill import prefill
@@ -38,7 +39,7 @@ def run(cfg: RunConfig) -> None:
     timing = folder / "timing" / "collect.json"
     if cfg.data.repair:
         _repair(path)
-    if is_done(cfg, path):
+    if is_done(cfg, path) or (cfg.data.store or "").startswith(HUB):
         store = Store.open(path)
         print(f"{path} is complete: {store.num_rows:,} rows, {store.num_response_tokens:,} response tokens")
         _say_unchecked(store, cfg)

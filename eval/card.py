@@ -6,6 +6,7 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
+from .card_limits import beaten
 from .card_use import ran, use
 from .engines import Verdict
 from .page import interval, number
@@ -29,7 +30,7 @@ def model_card(
         ran(served or {}, str(report["drafter"].get("weights_digest"))),
         "## Acceptance\n\n" + acceptance_table(report), "## Speed\n\n" + speed_table(report),
         f"![Speed-up per category]({plot})" if plot else "",
-        "## Where it does not help\n\n" + not_helping(report),
+        "## Where it does not help\n\n" + not_helping(report) + beaten(report),
         "## Is the output the target's own?\n\n" + losslessness(report),
         "## Target\n\n" + facts({**report["target"], "id": target_name(report)}),
         "## Training and its price\n\n" + training(report),
@@ -257,4 +258,5 @@ def taps(config: dict[str, Any]) -> str:
 def facts(values: dict[str, Any]) -> str:
     """A two-column table."""
     shown = {k: ", ".join(f"{a} {b}" for a, b in v.items()) if isinstance(v, dict) else v for k, v in values.items()}
-    return markdown(["", ""], [[key.replace("_", " "), str(value)] for key, value in shown.items()])
+    rows = [[key.replace("_", " "), UNKNOWN if value is None else str(value)] for key, value in shown.items()]
+    return markdown(["", ""], rows)

@@ -32,8 +32,8 @@ def verdicts(
     """One an engine. layout: its name, None for a drafter that no engine loads. settings: what the n-gram layout says
     to each (layouts/ngram.py)."""
     ways = {
-        "eagle3": _eagle3, "eagle3_speculators": _speculators, "dspark": _dspark, "medusa": _medusa, "lm": _lm,
-        "ngram": _ngram,
+        "eagle3": _eagle3, "eagle3_variant": _variant, "eagle3_speculators": _speculators, "dspark": _dspark,
+        "medusa": _medusa, "lm": _lm, "ngram": _ngram,
     }  # fmt: skip
     if layout is None:
         own = "the folder is in draftsmith's own layout (make publish writes an engine's for kinds that have one)"
@@ -75,6 +75,13 @@ def _eagle3(target: str, drafter: str, k: int, _: dict[str, Any]) -> Ways:
         "llama.cpp": (True, f"llama-server -m T.gguf -md D.gguf --spec-type draft-eagle3 --spec-draft-n-max {k}"),
         "transformers": (False, "has no EAGLE-3 assistant"),
     }
+
+
+def _variant(target: str, drafter: str, k: int, settings: dict[str, Any]) -> Ways:
+    """An engine that reads the published layer only would drop the norms and embeddings beyond it in silence."""
+    other = "its layer has norms or embeddings of its own, which are not known to be heeded there"
+    can = {"vLLM": _eagle3(target, drafter, k, settings)["vLLM"]}
+    return dict.fromkeys(("SGLang", "TensorRT-LLM", "llama.cpp", "transformers"), (False, other)) | can
 
 
 def _speculators(target: str, drafter: str, k: int, _: dict[str, Any]) -> Ways:

@@ -11,6 +11,7 @@ from conf.errors import require
 from conf.paths import run_dir
 from conf.schema import RunConfig
 from conf.units import parse_seconds
+from data.hub import find_store
 
 EVALUATION_SECONDS = 150.0  # that the first one is expected to take
 
@@ -68,7 +69,7 @@ class Plan:
         if "bench" not in dict(keys):
             shared.append("bench=comparison")
         named = dict(keys).get("experiment", "").partition("=")[2].strip("[]").split(",")
-        store = Path(cfg.data.store).resolve() if cfg.data.store else folder / "store"
+        store = find_store(cfg.data.store).resolve() if cfg.data.store else folder / "store"
         experiments = [name.strip() for name in named if name.strip() not in ("", "null")]
         return cls(folder, store, shared, experiments, cfg.seed)
 

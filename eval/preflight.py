@@ -18,13 +18,14 @@ from conf.paths import read_json, run_dir
 from conf.schema import PublishConfig
 from data.turns import first_turn
 from inference import layouts
-from inference.artifact import find, load_drafter
+from inference.artifact import CONFIG, find, load_drafter
 from inference.batch import make_batch
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter
 from inference.drafters.attention import layer_config
+from inference.drafters.eagle3_model import FLAGS
 from inference.layouts.base import CONFIG as MODEL_CONFIG
-from inference.layouts.eagle3 import FLAGS
+from inference.layouts.eagle3 import ARCHITECTURES
 from inference.layouts.ngram import SETTINGS, TABLE
 from inference.layouts.rope import check_rope
 from inference.load import load_target
@@ -103,12 +104,14 @@ def preflight(folder: Path, target: Target, prompts: Sequence[list[int]], traine
 def _checks(
     folder: Path, target: Target, prompts: Sequence[list[int]], trained: Drafter | None, result: Preflight
 ) -> Iterator[str]:
-    config = read_json(folder / MODEL_CONFIG)
+    config, told = read_json(folder / MODEL_CONFIG), read_json(folder / CONFIG).get("drafter", {})
     if config:
-        check_config(config, target, str(folder))
+        check_config(config, target, str(folder), told)
         yield "config.json: flags, RoPE, context, taps"
     drafter, cfg, about = load_drafter(folder, target)
     result.num_spec_tokens = cfg.num_spec_tokens
+    if told and getattr(cfg, "own_embedding", False) and not told.get("own_embedding"):
+        raise UserError(f"{folder}: embed_tokens.weight is not the target's embedding, which the drafter read")
     yield "tensors: names, shapes, finite, vocabulary maps; the target's digests"
     if not drafter.trainable:
         return
@@ -133,8 +136,9 @@ def _checks(
         yield f"acceptance at position 1: {rate:.3f} over {rounds} rounds, {promised:.3f} promised"
 
 
-def check_config(config: dict[str, Any], target: Target, where: str) -> None:
-    """What config.json must say out loud. Raises UserError."""
+def check_config(config: dict[str, Any], target: Target, where: str, told: dict[str, Any]) -> None:
+    """What config.json must say out loud; told: the drafter's own configuration, {} of another trainer's. Raises
+    UserError."""
     if config.get("quantization_config"):
         raise UserError(f"{where}: config.json has a quantization_config; drafters are published as they were trained")
     if config.get("vocab_size", target.vocab_size) != target.vocab_size:
@@ -145,14 +149,16 @@ def check_config(config: dict[str, Any], target: Target, where: str) -> None:
             f"{where}: max_position_embeddings is {positions}, the target's context is {target.context}; beyond it "
             "the drafter would draft nonsense"
         )
-    if "LlamaForCausalLMEagle3" in (config.get("architectures") or []):
-        _check_eagle3(config, target, where)
+    if ARCHITECTURES & {*(config.get("architectures") or [])}:
+        _check_eagle3(config, target, where, told)
 
 
-def _check_eagle3(config: dict[str, Any], target: Target, where: str) -> None:
+def _check_eagle3(config: dict[str, Any], target: Target, where: str, told: dict[str, Any]) -> None:
     for name in (*FLAGS, "tie_word_embeddings", "attention_bias"):
-        if config.get(name) is not False:
-            raise UserError(f"{where}: {name} must be written as false, it is {config.get(name, 'missing')}")
+        wanted = bool(told.get(name) if told else config.get(name))  # of another trainer's only that it is said
+        if config.get(name) is not wanted:
+            word = str(wanted).lower()
+            raise UserError(f"{where}: {name} must be written as {word}, it is {config.get(name, 'missing')}")
     if "draft_vocab_size" not in config:
         raise UserError(f"{where}: draft_vocab_size is missing")
     if config.get("num_aux_hidden_states") != 3:
@@ -161,7 +167,8 @@ def _check_eagle3(config: dict[str, Any], target: Target, where: str) -> None:
     for name in ("eagle_config", "eagle_aux_hidden_state_layer_ids"):
         if config.get(name):
             raise UserError(f"{where}: {name} is set; engines read explicit taps in different ways, leave it out")
-    check_rope(config, layer_config(target, 0).rope_parameters, where)
+    rope = (told.get("layer") or {}).get("rope_parameters") or layer_config(target, 0).rope_parameters
+    check_rope(config, rope, where)
 
 
 def _check_trained(drafter: Drafter, target: Target, where: str) -> None:

@@ -12,8 +12,9 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, LocalEntr
 from conf.cli import main
 from conf.digest import file_digest
 from conf.errors import UserError, require
-from conf.paths import read_json, run_dir, store_folder, write_json
+from conf.paths import read_json, run_dir, write_json
 from conf.schema import LmConfig, PublishConfig, PublishLayout, TargetConfig
+from data.hub import store_folder
 from data.manifest import NAME
 from data.store import Store
 from inference import layouts

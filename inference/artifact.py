@@ -20,6 +20,7 @@ import dataclasses
 import json
 import os
 import shutil
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,7 @@ KINDS: dict[str, type[DrafterConfig]] = {
     "ngram": NgramConfig, "medusa": MedusaConfig, "hydra": HydraConfig, "eagle3": Eagle3Config, "block": BlockConfig,
     "lm": LmConfig, "early_exit": EarlyExitConfig, "jump": JumpConfig, "suffix": SuffixConfig,
 }  # fmt: skip
+USE = ("num_spec_tokens", "unroll")  # how a drafter is used: a layout knows only what is usual
 IDENTITY = ("config_digest", "weights_digest", "tokenizer_digest")
 
 
@@ -167,7 +169,7 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     of another shape, or not finite.
     """
     folder = find(where)
-    if not (folder / WEIGHTS).exists() and (folder / layouts.MODEL).exists():
+    if not (folder / WEIGHTS).exists() and (folder / MODEL_CONFIG).exists():
         return _load_published(folder, target)
     about = read_about(folder)
     cfg = drafter_config(about, folder)
@@ -192,12 +194,17 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
     about = read_about(folder) if ours else {"training": {}}
     if ours:
         check_target(about.get("target", {}), target, str(folder))
-    config, tensors = layouts.open_folder(folder)
+    config = layouts.open_config(folder)
     if layouts.name_of(config) == "lm":
+        if "fc.weight" in layouts.tensor_names(folder):
+            raise UserError(
+                f"{folder} is an EAGLE layer, no causal LM; one of EAGLE-3 needs draft_vocab_size (the rows of its "
+                "lm_head.weight) in config.json, those of EAGLE-1 and EAGLE-2 don't run in our loop"
+            )
         fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0, "lora_rank": 0}
         cfg = _config_of(about, fields, folder)
         return build(cfg, target, pool=load_pool(cfg, folder, target)).eval(), cfg, about
-    found = layouts.read(config, tensors, target, str(folder))
+    found = layouts.read(config, layouts.open_tensors(folder), target, str(folder))
     cfg = _config_of(about, found.fields | {"dtype": _dtype_of(found.tensors)}, folder)
     ids = None if found.draft_ids is None else found.draft_ids.to(target.device)
     drafter = build(cfg, target, ids, pool=load_pool(cfg, folder, target))
@@ -206,18 +213,18 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
 
 
 def _config_of(about: dict[str, Any], found: dict[str, Any], folder: Path) -> DrafterConfig:
-    """What drafter.json says, else the defaults of the kind found; what the layout shows wins."""
-    own = about.get("drafter", {"num_spec_tokens": found.get("num_spec_tokens", 3)})
-    shown = {key: value for key, value in found.items() if key != "num_spec_tokens"}
+    """What drafter.json says, else the defaults of the kind found; what the layout shows wins, but for USE."""
+    own = about.get("drafter", {key: value for key, value in found.items() if key in USE})
+    shown = {key: value for key, value in found.items() if key not in USE}
     known = {f.name for f in dataclasses.fields(KINDS[found["kind"]])}
     kept = {key: value for key, value in own.items() if key in known and key != "folder"}
     return drafter_config({"drafter": kept | shown}, folder)
 
 
 def _dtype_of(tensors: dict[str, torch.Tensor]) -> str:
-    """What most weights are kept in."""
-    largest = max(tensors.values(), key=torch.Tensor.numel)
-    return str(largest.dtype).removeprefix("torch.")
+    """What holds every weight exactly."""
+    kept = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
+    return str(reduce(torch.promote_types, kept)).removeprefix("torch.")
 
 
 def _vocab_of(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:

@@ -85,8 +85,8 @@ def _options(cfg: TargetConfig) -> dict[str, Any]:
 def precheck(cfg: RunConfig) -> None:
     """Refuse what the target's configuration already shows to be impossible, before any weights load.
 
-    Raises UserError: a target that can't be run or a device that isn't there; ConfigError: a trimmed vocabulary
-    larger than the target's, layers it doesn't have, a block longer than the positions left.
+    Raises UserError: a target that can't be run or a device that isn't there; ConfigError, of a drafter that is to be
+    made: a trimmed vocabulary larger than the target's, layers it doesn't have, a block longer than the positions left.
     """
     config = load_config(resolve(cfg.target.id), cfg.target)
     device_of(cfg.target.device)
@@ -95,6 +95,8 @@ def precheck(cfg: RunConfig) -> None:
     if context is not None:
         what = f"with data.max_prompt_tokens together at most {context}, the context of {cfg.target.id}"
         require(asked <= context, "data.max_new_tokens", cfg.data.max_new_tokens, what)
+    if cfg.drafter.folder is not None:
+        return  # that folder says what is drafted with
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
     check_layers(cfg.drafter, layers, name)

@@ -1,6 +1,6 @@
 """Training from an earlier drafter's weights and vocabulary: what may differ, and what is refused by name."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from conf.digest import digest_of, file_digest
 from conf.errors import UserError, require
@@ -9,6 +9,7 @@ from conf.schema import DrafterConfig, LmConfig
 
 from .artifact import drafter_config, find, load_drafter, load_weights, read_about
 from .drafters import Drafter, Pool, build
+from .drafters.eagle3_model import FLAGS
 from .stock import read_config
 from .target import Target
 
@@ -19,6 +20,22 @@ FREE = {field.name for field in fields(LookupSettings)} | {
 }  # fmt: skip
 
 FREE_LM = {"init", "num_layers", "search_tokens", "lora_rank", "train_embedding"}  # its layers are what must agree
+
+
+# What only an earlier folder knows of its drafter; nobody is asked to spell it out again.
+TAKEN_OVER: dict[str, tuple[str, ...]] = {
+    "eagle3": (*FLAGS, "qk_norm", "own_embedding", "layer"), "medusa": ("num_heads", "own_heads"), "lm": ("model",),
+}  # fmt: skip
+
+
+def like_earlier(cfg: DrafterConfig, target: Target) -> DrafterConfig:
+    """cfg with TAKEN_OVER as in cfg.warm_start, where it says nothing of its own. Raises UserError."""
+    names, usual = TAKEN_OVER.get(cfg.kind, ()), type(cfg)()
+    if cfg.warm_start is None or not names:
+        return cfg
+    _, found, _ = load_drafter(cfg.warm_start, target)
+    silent = [name for name in names if getattr(cfg, name) == getattr(usual, name) and hasattr(found, name)]
+    return replace(cfg, **{name: getattr(found, name) for name in silent})
 
 
 def warm_start(cfg: DrafterConfig, target: Target, pool: Pool | None = None) -> Drafter:

@@ -21,6 +21,7 @@ VERBS = {
     "plan": ["-m", "eval.plan"],
     "generate": ["-m", "inference"],
     "publish": ["-m", "eval.publish"],
+    "publish-data": ["-m", "eval.publish_data"],
     "check-drafter": ["-m", "eval.preflight"],
     "engines": ["-m", "eval.engines_run"],
     "bench": ["-m", "eval.bench"],

@@ -7,8 +7,9 @@ from accelerate import Accelerator
 
 from conf.errors import UserError, require
 from conf.exits import AUTO
-from conf.paths import read_json, record, run_dir, store_folder, write_json
+from conf.paths import read_json, record, run_dir, write_json
 from conf.schema import EarlyExitConfig, LmConfig, RunConfig
+from data.hub import store_folder
 from data.manifest import NAME
 from data.store import Store
 from data.stream import StreamLoader, shards_digest
@@ -20,7 +21,7 @@ from .checkpoint import Checkpoints, flatten
 from .follow import OnlineTrainer, Patience, before_more, has_cooled_down
 from .loop import make_accelerator
 from .outcome import finish, is_done, measured, training_identity
-from .prepare import make_drafter, open_store, with_exit, with_layers
+from .prepare import make_drafter, open_store, with_earlier, with_exit, with_layers
 from .rng import seed_everything
 from .validate import Validator, choosing_answers
 from .vocab import coverage_line
@@ -53,7 +54,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     store = wait_for_store(cfg, target)
     first = first_shards(cfg, path, store)
     answers = choosing_answers(cfg, target)
-    cfg = with_layers(with_exit(cfg, path, target, first, answers), path, target, first)
+    cfg = with_layers(with_exit(with_earlier(cfg, target), path, target, first, answers), path, target, first)
     identity = online_identity(cfg, target, first)
     loader = StreamLoader(
         store, batch_tokens=cfg.optim.batch_tokens, seed=cfg.seed, replay=cfg.online.replay,

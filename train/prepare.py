@@ -10,8 +10,8 @@ from torch import Tensor
 
 from conf.errors import UserError, require
 from conf.exits import AUTO
-from conf.paths import store_folder
 from conf.schema import DrafterConfig, EarlyExitConfig, LmConfig, RunConfig
+from data.hub import store_folder
 from data.identity import store_identity
 from data.loader import Loader
 from data.store import Store
@@ -21,7 +21,7 @@ from inference.artifact import layers_of, load_drafter
 from inference.drafters import Drafter, build, needs_vocab
 from inference.drafters.ranges import cut_layers
 from inference.target import Target
-from inference.warm_start import saved_config, warm_start
+from inference.warm_start import like_earlier, saved_config, warm_start
 
 from .cut import choose_layers, chosen_layers
 from .exits import choose_exit, chosen_exit
@@ -34,6 +34,11 @@ def open_store(cfg: RunConfig, target: Target) -> Store:
     """The store to learn from, checked against the target. Raises UserError naming what differs."""
     identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
     return limited(Store.open(store_folder(cfg), identity), cfg.data.use_tokens, cfg.data.categories)
+
+
+def with_earlier(cfg: RunConfig, target: Target) -> RunConfig:
+    """What the folder of drafter.warm_start alone knows of its drafter is taken over."""
+    return replace(cfg, drafter=like_earlier(cfg.drafter, target))
 
 
 def with_exit(

@@ -75,7 +75,7 @@ def train(cfg: RunConfig, path: Path, target: Target, accelerator: Accelerator) 
     """Train to the end and write the best checkpoint as `drafter/`."""
     store, answers = open_store(cfg, target), choosing_answers(cfg, target)
     with accelerator.main_process_first():
-        cfg = with_exit(cfg, path, target, store, answers, accelerator.is_main_process)
+        cfg = with_exit(with_earlier(cfg, target), path, target, store, answers, accelerator.is_main_process)
         cfg = with_layers(cfg, path, target, store, accelerator.is_main_process)
     identity = training_identity(cfg, target, store, accelerator.num_processes)
     if is_done(path, identity):

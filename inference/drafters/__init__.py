@@ -108,7 +108,7 @@ def _trained_kind(
 ) -> Drafter:
     match cfg:
         case MedusaConfig():
-            return MedusaDrafter(target, cfg.num_heads, cfg.num_layers, vocab_ids)
+            return MedusaDrafter(target, cfg, vocab_ids)
         case HydraConfig():
             return HydraDrafter(target, cfg, vocab_ids)
         case Eagle3Config():

@@ -73,9 +73,9 @@ class Rotary:
 
 
 class Attention(nn.Module):
-    """Grouped attention over inputs of width `reads`; o_proj starts at zero."""
+    """Grouped attention over inputs of width `reads`; o_proj starts at zero. norms: of queries and keys, per head."""
 
-    def __init__(self, config: LayerConfig, reads: int, device: torch.device) -> None:
+    def __init__(self, config: LayerConfig, reads: int, device: torch.device, norms: bool = False) -> None:
         super().__init__()
         queries, keys = (n * config.head_dim for n in (config.num_attention_heads, config.num_key_value_heads))
         self.head_dim, self.groups = config.head_dim, config.num_attention_heads // config.num_key_value_heads
@@ -84,15 +84,18 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(reads, keys, bias=False)
         self.o_proj = nn.Linear(queries, config.hidden_size, bias=False)
         nn.init.zeros_(self.o_proj.weight)
+        self.q_norm, self.k_norm = (
+            nn.RMSNorm(config.head_dim, config.rms_norm_eps) if norms else nn.Identity() for _ in range(2)
+        )
         self._rotary = Rotary(config, device)
 
     def keys_values(self, inputs: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """inputs [B,N,*] at positions [B,N] -> rotated keys and values [B,kv,N,d]."""
-        return self._rotary(self._heads(self.k_proj(inputs)), positions), self._heads(self.v_proj(inputs))
+        return self._rotary(self.k_norm(self._heads(self.k_proj(inputs))), positions), self._heads(self.v_proj(inputs))
 
     def queries(self, inputs: Tensor, positions: Tensor) -> Tensor:
         """The same for queries [B,h,N,d]."""
-        return self._rotary(self._heads(self.q_proj(inputs)), positions)
+        return self._rotary(self.q_norm(self._heads(self.q_proj(inputs))), positions)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, visible: Tensor) -> Tensor:
         """queries [B,h,N,d] over keys, values [B,kv,S,d] where visible [B,1,N,S] is 0 -> [B,N,H]."""

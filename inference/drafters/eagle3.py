@@ -5,6 +5,7 @@ attends to the true features up to the anchor and to its own earlier steps, whic
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ class Eagle3Drafter(Drafter):
         super().__init__(draft_ids)
         self.target, self.num_steps, self.own_tokens = target, cfg.unroll, cfg.own_tokens
         self.taps = taps_of(cfg.taps, target.num_layers, target.name)
-        config = layer_config(target, cfg.inner_size)
-        self.model = Eagle3Model(target, config, self.taps, draft_ids).to(target.device)
+        config = replace(layer_config(target, cfg.inner_size), **cfg.layer)
+        self.model = Eagle3Model(target, config, self.taps, draft_ids, cfg).to(target.device)
         self.layer = self.model.midlayer
 
     def start(self, batch: int) -> PrefixState:
@@ -69,8 +70,8 @@ class Eagle3Drafter(Drafter):
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
         token = chain.step(self.model.logits(feature), sampling, generator)
         for _ in range(1, min(k, self.num_steps)):
-            read = self.layer.read(self._embed(token), feature)  # [B, 2H]
-            feature = self.layer.finish(feature, state.read_one(self.layer.self_attn, read)[:, 0])
+            read = self.layer.read(self.model.embed(token), feature)  # [B, 2H]
+            feature = self.model.finish(feature, state.read_one(self.layer.self_attn, read)[:, 0])
             token = chain.step(self.model.logits(feature), sampling, generator)
         state.cache.rollback(true_lengths)
         return chain.draft()
@@ -92,10 +93,10 @@ class Eagle3Drafter(Drafter):
         for step in range(self.num_steps):
             if step:
                 token = self._fed_tokens(tokens[:, step : step + anchors], logits[-1])
-                read = self.layer.read(self._embed(token), feature)
+                read = self.layer.read(self.model.embed(token), feature)
                 own.append(attention.keys_values(read, at + step))
             queries = attention.queries(read, at + step)
-            feature = self.layer.finish(feature, attention.attend_with_own(queries, keys, values, visible, own))
+            feature = self.model.finish(feature, attention.attend_with_own(queries, keys, values, visible, own))
             logits.append(self.model.logits(feature))
         return torch.stack(logits, 2)
 
@@ -118,25 +119,23 @@ class Eagle3Drafter(Drafter):
         """The layer's dtype."""
         return self.model.fc.weight.dtype
 
-    def _embed(self, tokens: Tensor) -> Tensor:
-        return self.target.embed(tokens).to(self.dtype)
-
     def _catch_up(self, state: PrefixState, ctx: Context) -> Tensor:
         """Read all that is new; the output [B,H] at each live row's newest true position."""
         new = state.take(ctx)
         if new is not None:
             taps, tokens, counts = new
-            features = self.model.fc(taps)  # [1, M, H]
-            last, attended = state.read(self.layer.self_attn, self.layer.read(self._embed(tokens), features), counts)
-            state.output = self.layer.finish(features[0, last], attended[:, 0])
+            features = self.model.fuse(taps)  # [1, M, H]
+            inputs = self.layer.read(self.model.embed(tokens), features)
+            last, attended = state.read(self.layer.self_attn, inputs, counts)
+            state.output = self.model.finish(features[0, last], attended[:, 0])
         assert state.output is not None, "a draft needs what the target said about the prompt"
         return state.output
 
     def _true_inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What attention reads at every position [B,T,2H], and the fused features [B,T,H]."""
-        features = self.model.fc(torch.cat(batch.taps, -1).to(self.dtype))
+        features = self.model.fuse(torch.cat(batch.taps, -1).to(self.dtype))
         following = F.pad(batch.tokens[:, 1:], (0, 1))  # position i goes with token i + 1
-        return self.layer.read(self._embed(following), features), features
+        return self.layer.read(self.model.embed(following), features), features
 
     def _fed_tokens(self, true: Tensor, logits: Tensor) -> Tensor:
         """Response tokens [B,A], or the drafter's own in their place."""
@@ -159,7 +158,7 @@ class Eagle3Branches:
         """One step from the parents' features; a node attends to the text and its ancestors."""
         layer, rows = self.drafter.layer, torch.arange(len(parents), device=parents.device)[:, None]
         above = self.feature[rows, parents]
-        read = layer.read(self.drafter._embed(tokens), above)  # [B, W, 2H]
+        read = layer.read(self.drafter.model.embed(tokens), above)  # [B, W, 2H]
         attended = self.state.read_nodes(layer.self_attn, read, self.followed.add(parents))
-        self.feature = layer.finish(above, attended)
+        self.feature = self.drafter.model.finish(above, attended)
         return self.drafter.model.logits(self.feature)

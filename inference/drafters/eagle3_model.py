@@ -3,23 +3,28 @@
 One Llama-like decoder layer over cat(norm(embedding), norm(feature)). A feature is `fc` of the target's taps where the
 target has been, and the layer's own output (before the final norm) beyond. Position i pairs the feature of position i
 with the embedding of token i + 1, and drafts token i + 2. Parameter names are those of the published checkpoints.
+
+Other trainers' variants: the feature's norm before the residual, norms of the taps before they are fused, the final
+norm's output fed back (EAGLE 3.1), norms of queries and keys, token embeddings of its own.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from conf.errors import ConfigError
+from conf.schema import Eagle3Config
 
 from ..target import Target
 from .attention import MLP, Attention, LayerConfig
 from .taps import TapLinear, channel_scales
 
-FALSE = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "tie_word_embeddings", "attention_bias")
+FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+OWN_EMBEDDING = "own_embed_tokens"  # in config.json: no engine reads it, the tensor says the same
 
 
 def taps_of(taps: Sequence[int], num_layers: int, name: str) -> tuple[int, ...]:
@@ -41,10 +46,11 @@ def taps_of(taps: Sequence[int], num_layers: int, name: str) -> tuple[int, ...]:
 class MidLayer(nn.Module):
     """The decoder layer, in pieces: a position's keys and values are needed more often than its output."""
 
-    def __init__(self, config: LayerConfig, device: torch.device) -> None:
+    def __init__(self, config: LayerConfig, variant: Eagle3Config, device: torch.device) -> None:
         super().__init__()
         width, eps = config.hidden_size, config.rms_norm_eps
-        self.self_attn, self.mlp = Attention(config, 2 * width, device), MLP(config)
+        self.norm_before_residual = variant.norm_before_residual
+        self.self_attn, self.mlp = Attention(config, 2 * width, device, variant.qk_norm), MLP(config)
         self.input_layernorm = nn.RMSNorm(width, eps)
         self.hidden_norm = nn.RMSNorm(width, eps)
         self.post_attention_layernorm = nn.RMSNorm(width, eps)
@@ -55,7 +61,8 @@ class MidLayer(nn.Module):
 
     def finish(self, feature: Tensor, attended: Tensor) -> Tensor:
         """The feature and what attention gave [..., H] -> the next feature (the pre-norm sum)."""
-        hidden = feature + attended
+        residual = self.hidden_norm(feature) if self.norm_before_residual else feature
+        hidden = residual + attended
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -67,25 +74,52 @@ class Eagle3Model(nn.Module):
     """
 
     def __init__(
-        self, target: Target, config: LayerConfig, taps: Sequence[int], draft_ids: Tensor | None
+        self, target: Target, config: LayerConfig, taps: Sequence[int], draft_ids: Tensor | None, variant: Eagle3Config
     ) -> None:
         super().__init__()
-        width, reads = config.hidden_size, len(taps) * config.hidden_size
-        self.config = config
+        width, reads, eps = config.hidden_size, len(taps) * config.hidden_size, config.rms_norm_eps
+        self.config, self.variant, self.target = config, variant, target
         ids = torch.arange(target.vocab_size) if draft_ids is None else draft_ids
         self.fc = TapLinear(reads, width)
-        self.midlayer = MidLayer(config, target.device)
-        self.norm = nn.RMSNorm(width, config.rms_norm_eps)
+        self.input_norm = nn.RMSNorm(reads, eps) if variant.norm_before_fc else None
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(width, eps) for _ in taps) if variant.fc_norm else None
+        self.midlayer = MidLayer(config, variant, target.device)
+        self.norm = nn.RMSNorm(width, eps)
         self.lm_head = nn.Linear(width, len(ids), bias=False)
+        table = cast(Tensor, target.embedding.weight)
+        self.embed_tokens = nn.Embedding(*table.shape) if variant.own_embedding else None
         with torch.no_grad():
             self.lm_head.weight.copy_(target.head_rows(ids.to(target.device))[0])
-            self.fc.measure(channel_scales(target, taps).flatten())
+            if self.input_norm is None and self.fc_norm is None:  # else what fc reads is normed
+                self.fc.measure(channel_scales(target, taps).flatten())
             self.fc.take(torch.eye(width, reads).roll(reads - width, 1))
             self.norm.weight.copy_(final_gain(target))
+            if self.embed_tokens is not None:
+                self.embed_tokens.weight.copy_(table)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Tokens [...] -> what the layer reads of them [..., H]."""
+        embedded: Tensor = self.target.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+        return embedded.to(self.fc.weight.dtype)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """The target's taps side by side [..., taps * H] -> the feature [..., H]."""
+        if self.input_norm is not None:
+            taps = self.input_norm(taps)
+        if self.fc_norm is not None:
+            parts = zip(self.fc_norm, taps.chunk(len(self.fc_norm), -1), strict=True)
+            taps = torch.cat([norm(part) for norm, part in parts], -1)
+        out: Tensor = self.fc(taps)
+        return out
+
+    def finish(self, feature: Tensor, attended: Tensor) -> Tensor:
+        """The feature and what attention gave [..., H] -> what is fed back as the next feature, and read out."""
+        hidden: Tensor = self.midlayer.finish(feature, attended)
+        return self.norm(hidden) if self.variant.norm_output else hidden
 
     def logits(self, feature: Tensor) -> Tensor:
         """[..., H] -> [..., D]."""
-        out: Tensor = self.lm_head(self.norm(feature))
+        out: Tensor = self.lm_head(feature if self.variant.norm_output else self.norm(feature))
         return out
 
 
@@ -100,11 +134,11 @@ def final_gain(target: Target) -> Tensor:
 
 def portable_config(model: Eagle3Model, taps: int) -> dict[str, Any]:
     """config.json as vLLM, SGLang and llama.cpp read it: both spellings of RoPE, every flag written out."""
-    rope = model.config.rope_parameters
+    rope, variant = model.config.rope_parameters, model.variant
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     return {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
+        "architectures": ["Eagle3Qwen3ForCausalLM" if variant.qk_norm else "LlamaForCausalLMEagle3"],
+        "model_type": "qwen3" if variant.qk_norm else "llama",
         "num_hidden_layers": 1,
         "num_aux_hidden_states": taps,
         "hidden_act": "silu",
@@ -113,5 +147,8 @@ def portable_config(model: Eagle3Model, taps: int) -> dict[str, Any]:
         "rope_theta": rope["rope_theta"],
         "rope_scaling": None if rope["rope_type"] == "default" else scaling,
         "torch_dtype": str(model.fc.weight.dtype).removeprefix("torch."),
-        **dict.fromkeys(FALSE, False),
+        **{name: getattr(variant, name) for name in FLAGS},
+        **({OWN_EMBEDDING: True} if variant.own_embedding else {}),
+        "tie_word_embeddings": False,
+        "attention_bias": False,
     }

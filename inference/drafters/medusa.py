@@ -1,8 +1,14 @@
-"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): head k drafts the (k+1)-th token after the pending one."""
+"""Medusa heads (Cai et al. 2024, arXiv:2401.10774): head k drafts the (k+1)-th token after the pending one.
+
+The paper trains an output matrix for each head, which starts as the target's; ours are read out by the target's own
+unless `own_heads` asks for the paper's.
+"""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from conf.schema import MedusaConfig
 
 from ..batch import Batch
 from ..sampling import SamplingRows
@@ -32,12 +38,14 @@ class MedusaDrafter(HeadsDrafter):
     kind = "medusa"
     makes_trees = True
 
-    def __init__(self, target: Target, num_heads: int, num_layers: int, draft_ids: Tensor | None) -> None:
-        super().__init__(target, num_heads, draft_ids)
-        width, self.num_layers = target.hidden_size, num_layers
+    def __init__(self, target: Target, cfg: MedusaConfig, draft_ids: Tensor | None) -> None:
+        super().__init__(target, cfg.num_heads, draft_ids)
+        width, self.num_layers = target.hidden_size, cfg.num_layers
         self.heads = nn.ModuleList(
-            nn.Sequential(*(MedusaBlock(width) for _ in range(num_layers))) for _ in range(num_heads)
+            nn.Sequential(*(MedusaBlock(width) for _ in range(cfg.num_layers))) for _ in range(cfg.num_heads)
         )
+        rows = (self.readout.copy_of_rows() for _ in range(cfg.num_heads))
+        self.own_heads = nn.ModuleList(rows) if cfg.own_heads else None
 
     def draft(
         self, state: None, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
@@ -59,7 +67,11 @@ class MedusaDrafter(HeadsDrafter):
 
     def logits(self, hidden: Tensor, heads: int) -> Tensor:
         """[..., H] -> [..., heads, D]."""
-        return self.readout(torch.stack([head(hidden) for head in self.heads[:heads]], -2))
+        states = [head(hidden) for head in self.heads[:heads]]
+        if self.own_heads is None:
+            return self.readout(torch.stack(states, -2))
+        read = [rows(state) for rows, state in zip(self.own_heads[:heads], states, strict=True)]
+        return self.target.post_head(torch.stack(read, -2))
 
     @property
     def dtype(self) -> torch.dtype:

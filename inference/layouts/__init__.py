@@ -15,16 +15,15 @@ from ..drafters.lm import LmDrafter
 from ..drafters.lookup import LookupDrafter
 from ..drafters.medusa import MedusaDrafter
 from ..target import Target
-from . import block, eagle3, lm, medusa, ngram
+from . import block, eagle3, eagle3_read, lm, medusa, ngram
 from .base import WEIGHTS as MODEL
-from .base import Layout, Read
-from .folder import open_folder, write_files
+from .base import Layout, NoLayout, Read
+from .folder import open_config, open_tensors, tensor_names, write_files
 
-__all__ = ["MODEL", "Layout", "NoLayout", "Read", "name_of", "open_folder", "read", "write", "write_files"]
-
-
-class NoLayout(UserError):
-    """No engine loads this drafter: it runs in our own loop."""
+__all__ = [
+    "MODEL", "Layout", "NoLayout", "Read", "name_of", "open_config", "open_tensors", "read", "tensor_names", "write",
+    "write_files",
+]  # fmt: skip
 
 
 def write(
@@ -62,15 +61,14 @@ def name_of(config: dict[str, Any]) -> str | None:
     """The layout that config.json describes, ours or another's; None for one that is not known."""
     kind = config.get("speculators_model_type")
     names = {*(config.get("architectures") or []), config.get("model_type"), kind}
-    if kind == "eagle3":
-        return "eagle3_speculators"
-    if "LlamaForCausalLMEagle3" in names:
-        return "eagle3"
     if names & {"Qwen3DSparkModel", "DSparkDraftModel", "dspark"}:
         return "dspark"
+    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
+    # EAGLE's own folders carry the architecture of the target, and say what they are by their smaller vocabulary.
+    if kind == "eagle3" or names & eagle3.ARCHITECTURES or (causal and "draft_vocab_size" in config):
+        return eagle3.name_of(config)
     if names & {"MedusaModel", "medusa"} or "medusa_num_heads" in config:
         return "medusa"
-    causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
     return "lm" if causal else None
 
 
@@ -78,8 +76,8 @@ def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, whe
     """A repository of heads that something else wrote, or we for an engine. Raises UserError for a kind that is not
     known, and for one that our drafter of that kind would run differently."""
     match name_of(config):
-        case "eagle3" | "eagle3_speculators":
-            return eagle3.read(config, tensors, target, where)
+        case eagle3.PORTABLE | eagle3.VARIANT | eagle3.SPECULATORS:
+            return eagle3_read.read(config, tensors, target, where)
         case "dspark":
             return block.read(config, tensors, target, where)
         case "medusa":

@@ -3,11 +3,16 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from conf.errors import UserError
 
 WEIGHTS, CONFIG, GENERATION = "model.safetensors", "config.json", "generation_config.json"
+
+
+class NoLayout(UserError):
+    """No engine loads this drafter: it runs in our own loop."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,14 @@ def need(config: dict[str, Any], name: str, where: str, kind: type = object) -> 
         found = "missing" if value is None else f"{value!r}, not of type {kind.__name__}"
         raise UserError(f"{where}: {name} is {found} in {CONFIG}")
     return value
+
+
+def nearly(found: Tensor, wanted: Tensor) -> bool:
+    """Whether two tensors are the same one, the coarser of them rounded."""
+    if found.shape != wanted.shape:
+        return False
+    step = max(torch.finfo(found.dtype).eps, torch.finfo(wanted.dtype).eps)
+    return bool(found.to(wanted).isclose(wanted, rtol=step, atol=1e-6).all())
 
 
 def flag(config: dict[str, Any], name: str, where: str, default: bool | None = None) -> bool:

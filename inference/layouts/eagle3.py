@@ -1,27 +1,36 @@
-"""EAGLE-3: the portable layout (SpecForge's and EAGLE's too), and the one of `speculators`.
+"""EAGLE-3: the portable layout (SpecForge's and EAGLE's too), and the one of `speculators`; eagle3_read.py has the way
+back.
 
 Our own tensors have the portable names already. `speculators` calls the layer `layers.0` and describes it in a
 transformers configuration; `vllm serve` takes such a folder without any other setting.
 """
 
 from dataclasses import fields
-from typing import Any, cast
-
-from torch import Tensor
+from typing import Any
 
 from conf.errors import UserError
 
 from ..drafters.attention import LayerConfig
 from ..drafters.eagle3 import Eagle3Drafter
+from ..drafters.eagle3_model import FLAGS, OWN_EMBEDDING
 from ..target import Target
-from .base import Layout, Read
-from .vocab import D2T, ids_of, maps_of
+from .base import Layout
+from .vocab import maps_of
 
-FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+PORTABLE, VARIANT, SPECULATORS = "eagle3", "eagle3_variant", "eagle3_speculators"
 MIDLAYER, FIRST = "midlayer.", "layers.0."
 VERSION = "0.9.0"  # of speculators, whose layout this is
-EMBEDDING = "embed_tokens.weight"
-ROPE = ("rope_parameters", "rope_theta", "rope_scaling")
+QWEN3 = "Eagle3Qwen3ForCausalLM"
+ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", QWEN3}
+
+
+def name_of(config: dict[str, Any]) -> str:
+    """The layout that an EAGLE-3 config.json describes. VARIANT: norms, or embeddings, that the published layer has
+    not: of the engines that read the portable layout vLLM alone heeds them."""
+    if config.get("speculators_model_type"):
+        return SPECULATORS
+    more = any(config.get(name) for name in (*FLAGS, OWN_EMBEDDING)) or QWEN3 in config.get("architectures", [])
+    return VARIANT if more else PORTABLE
 
 
 def write(drafter: Eagle3Drafter) -> Layout:
@@ -32,86 +41,30 @@ def write(drafter: Eagle3Drafter) -> Layout:
             f"drafter.taps = {list(drafter.taps)}: engines read explicit taps in different ways, so only "
             "[2, N//2, N-3] is portable; train with drafter.taps=[] to publish for engines"
         )
-    return Layout("eagle3", drafter.parameters_to_save(), drafter.model_config)
+    return Layout(name_of(drafter.model_config), drafter.parameters_to_save(), drafter.model_config)
 
 
 def write_speculators(drafter: Eagle3Drafter, num_spec_tokens: int, verifier: str | None) -> Layout:
     """The layout of `speculators`; verifier: the target's hub id or folder, which `vllm serve` then loads."""
     config, target = drafter.model_config, drafter.target
     tensors = {name.replace(MIDLAYER, FIRST): t for name, t in drafter.parameters_to_save().items()}
-    if drafter.draft_ids is None:
-        raise UserError("speculators' layout needs a trimmed vocabulary; set drafter.draft_vocab_size")
-    tensors |= maps_of(drafter.draft_ids, target.vocab_size)
-    layer = {name: config[name] for name in _layer_names() + list(ROPE[1:])}
+    if drafter.draft_ids is not None:
+        tensors |= maps_of(drafter.draft_ids, target.vocab_size)
+    layer = {name: config[name] for name in [*_layer_names(), "model_type", "rope_theta", "rope_scaling"]}
     described = {
         "architectures": ["Eagle3Speculator"], "model_type": "speculator_model",
         "speculators_model_type": "eagle3", "speculators_version": VERSION,
-        "draft_vocab_size": config["draft_vocab_size"], **dict.fromkeys(FLAGS, False), "target_hidden_size": None,
+        "draft_vocab_size": config["draft_vocab_size"], **{name: config[name] for name in FLAGS},
+        "target_hidden_size": None, "embed_requires_grad": drafter.model.embed_tokens is not None,
         "eagle_aux_hidden_state_layer_ids": list(drafter.taps), "tie_word_embeddings": False,
         "torch_dtype": config["torch_dtype"],
         "transformer_layer_config": {
-            "model_type": "llama", **layer, "num_hidden_layers": 1, "hidden_act": "silu", "attention_bias": False,
-            "mlp_bias": False, "tie_word_embeddings": False,
+            **layer, "num_hidden_layers": 1, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+            "tie_word_embeddings": False,
         },
         "speculators_config": _proposals("eagle3", num_spec_tokens, target, verifier),
     }  # fmt: skip
-    return Layout("eagle3_speculators", tensors, described)
-
-
-def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, where: str) -> Read:
-    """Either layout. Raises UserError for norms, widths or maps that our layer doesn't have."""
-    described = config.get("speculators_model_type") == "eagle3"
-    layer = config.get("transformer_layer_config", {}) if described else config
-    own = {name.replace(FIRST, MIDLAYER): t for name, t in tensors.items()}
-    _check_flags(config, described, where)
-    _check_sizes(layer, target, where)
-    ids = ids_of(own, target.vocab_size, where)
-    _drop_embedding(own, target, where)
-    head = own.get("lm_head.weight")
-    size = config.get("draft_vocab_size") or (target.vocab_size if ids is None else len(ids))
-    if head is None or len(head) != size:
-        found = "missing" if head is None else f"of {len(head)} rows"
-        raise UserError(f"{where}: draft_vocab_size is {size} and lm_head.weight is {found}")
-    if ids is None and size != target.vocab_size:
-        raise UserError(f"{where}: draft_vocab_size is {size} of {target.vocab_size} ids and there is no {D2T}")
-    taps = config.get("eagle_aux_hidden_state_layer_ids") or []
-    fields = {"kind": "eagle3", "taps": list(taps), "inner_size": int(layer["intermediate_size"])}
-    trimmed = 0 if ids is None else size
-    return Read(fields | {"draft_vocab_size": trimmed}, _with_maps(own, ids, target), ids)
-
-
-def _with_maps(own: dict[str, Tensor], ids: Tensor | None, target: Target) -> dict[str, Tensor]:
-    return own if ids is None else own | maps_of(ids, target.vocab_size)
-
-
-def _check_flags(config: dict[str, Any], described: bool, where: str) -> None:
-    """All norms beyond the published layer's must be off. A missing norm_before_residual means true to vLLM in
-    speculators' layout and false elsewhere, so there it must be written."""
-    if described and not isinstance(config.get("norm_before_residual"), bool):
-        raise UserError(f"{where}: norm_before_residual is not written; engines disagree about what that means")
-    for name in FLAGS:
-        if config.get(name):
-            raise UserError(f"{where}: {name} is true; our EAGLE-3 layer has no such norm")
-
-
-def _check_sizes(layer: dict[str, Any], target: Target, where: str) -> None:
-    own = target.model.config
-    heads = own.num_attention_heads
-    wanted = {
-        "hidden_size": target.hidden_size, "num_attention_heads": heads,
-        "num_key_value_heads": getattr(own, "num_key_value_heads", None) or heads, "num_hidden_layers": 1,
-    }  # fmt: skip
-    for name, value in wanted.items():
-        if layer.get(name, value) != value:
-            raise UserError(f"{where}: {name} is {layer[name]}; a layer shaped like target {target.name} has {value}")
-
-
-def _drop_embedding(own: dict[str, Tensor], target: Target, where: str) -> None:
-    """Embeddings that are the target's may be saved beside the layer; others would be another drafter."""
-    for name in [name for name in own if name.endswith(EMBEDDING)]:
-        found, wanted = own.pop(name), cast(Tensor, target.embedding.weight)
-        if found.shape != wanted.shape or not bool(found.to(wanted).isclose(wanted, rtol=1e-2, atol=1e-3).all()):
-            raise UserError(f"{where}: {name} is not the target's embedding, which our layer reads")
+    return Layout(SPECULATORS, tensors, described)
 
 
 def _proposals(algorithm: str, num_spec_tokens: int, target: Target, verifier: str | None) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """A layout as a folder: written whole with the target's tokenizer, opened with what is wrong said in one line."""
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -37,23 +38,44 @@ def write_files(layout: Layout, folder: Path, text: Text | None) -> None:
         text.tokenizer.save_pretrained(str(folder))
 
 
-def open_folder(folder: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """config.json and the tensors of all safetensors files. Raises UserError: neither is there or can't be read."""
+def open_config(folder: Path) -> dict[str, Any]:
+    """config.json. Raises UserError when it is not there or can't be read."""
     try:
         config = json.loads((folder / CONFIG).read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{folder / CONFIG} can't be read: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{folder / CONFIG} holds no object")
+    return config
+
+
+def open_tensors(folder: Path) -> dict[str, Tensor]:
+    """The tensors of all safetensors files. Raises UserError: there are none, or one can't be read."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickle = next((name for name in PICKLES if (folder / name).exists()), None)
-        found = f"{pickle} is a pickle, which can hold code; convert it to safetensors" if pickle else "no safetensors"
-        raise UserError(f"{folder}: {found}")
+        raise UserError(f"{folder}: {_instead(folder)}")
     tensors: dict[str, Tensor] = {}
     for path in files:
         try:
             tensors |= load_file(path)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{path} can't be read: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{folder / CONFIG} holds no object")
-    return config, tensors
+    return tensors
+
+
+def tensor_names(folder: Path) -> set[str]:
+    """The names in all safetensors files that can be read."""
+    names: set[str] = set()
+    for path in folder.glob("*.safetensors"):
+        with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
+            names |= {*file.keys()}
+    return names
+
+
+def _instead(folder: Path) -> str:
+    """What lies in a folder without safetensors, and what to do about it."""
+    pickle = next((name for name in PICKLES if (folder / name).exists()), None)
+    if pickle is None:
+        return "no safetensors"
+    convert = f"save_file(torch.load('{pickle}', weights_only=True), '{WEIGHTS}')"
+    return f"{pickle} is a pickle, which can hold code; convert it: safetensors.torch.{convert}"

@@ -1,6 +1,11 @@
-"""Medusa heads as vLLM loads them up to 0.32.0, and as FasterDecoding's first repositories spell them."""
+"""Medusa heads as vLLM loads them up to 0.32.0, and as FasterDecoding's first repositories spell them.
+
+Either may hold an output matrix for each head. Those of the paper were trained; ones that are the target's still, or
+one for all, are left out: our heads are read out by the target's own.
+"""
 
 import re
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,41 +14,51 @@ from conf.errors import UserError
 
 from ..drafters.medusa import MedusaDrafter
 from ..target import Target
-from .base import Layout, Read
+from .base import Layout, NoLayout, Read, nearly
 from .vocab import check_ids
 
-TOKEN_MAP = "token_map"
+TOKEN_MAP, SHARED = "token_map", "lm_head.weight"
 OURS = re.compile(r"heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
+OURS_OUT, THEIRS_OUT = "own_heads.{}.weight", "lm_heads.{}.weight"
 THEIRS = (
     re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"),
     re.compile(r"(?:medusa_heads\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"),
 )
+OUT = re.compile(r"lm_heads\.(\d+)\.weight|(?:medusa_heads\.)?(\d+)\.\d+\.weight")
 
 
 def write(drafter: MedusaDrafter, target: Target) -> Layout:
-    """Residual blocks, one output matrix for all heads (the target's own rows), and a trimmed vocabulary's ids.
+    """Residual blocks, one output matrix for all heads (the target's own rows) or one for each, and a trimmed
+    vocabulary's ids.
 
-    Raises UserError for a target whose head has a bias or a soft cap, which vLLM's Medusa has not.
+    Raises UserError for a target whose head has a bias or a soft cap, which vLLM's Medusa has not; NoLayout for own
+    matrices over a trimmed vocabulary, which it can't load.
     """
-    ids = drafter.draft_ids
+    ids, own = drafter.draft_ids, drafter.own_heads
     rows, bias = target.head_rows(torch.arange(target.vocab_size, device=target.device) if ids is None else ids)
     if bias is not None or target.logit_cap is not None:
         raise UserError(f"target {target.name}: its head has a bias or a soft cap, which vLLM's Medusa has not")
-    tensors = {_renamed(name, "blocks.{}.layers.{}.{}"): t for name, t in drafter.parameters_to_save().items()}
-    tensors["lm_head.weight"] = rows
+    if own is not None and ids is not None:
+        raise NoLayout("vLLM loads own output matrices of Medusa heads over the whole vocabulary only")
+    saved = drafter.parameters_to_save()
+    tensors = {_renamed(name, "blocks.{}.layers.{}.{}"): t for name, t in saved.items() if OURS.fullmatch(name)}
+    if own is None:
+        tensors[SHARED] = rows
+    else:
+        tensors |= {THEIRS_OUT.format(head): saved[OURS_OUT.format(head)] for head in range(len(own))}
     if ids is not None:
         tensors[TOKEN_MAP] = ids.to(torch.int64)
     config = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": target.hidden_size,
         "vocab_size": target.vocab_size, "truncated_vocab_size": len(rows), "num_heads": drafter.num_steps,
-        "num_hidden_layers": drafter.num_layers, "medusa_fc_bias": True, "original_lm_head": True,
+        "num_hidden_layers": drafter.num_layers, "medusa_fc_bias": True, "original_lm_head": own is None,
         "logit_scale": target.logit_scale, "torch_dtype": str(drafter.dtype).removeprefix("torch."),
     }  # fmt: skip
     return Layout("medusa", tensors, config)
 
 
 def read(tensors: dict[str, Tensor], target: Target, where: str) -> Read:
-    """Either spelling. Raises UserError for missing blocks, and for output matrices that are not the target's."""
+    """Either spelling. Raises UserError for missing blocks, and for tensors that no head has."""
     rest = dict(tensors)
     ids = rest.pop(TOKEN_MAP, None)
     if ids is not None:
@@ -55,18 +70,37 @@ def read(tensors: dict[str, Tensor], target: Target, where: str) -> Read:
         raise UserError(f"{where}: {heads} heads of {layers} blocks have {len(places)} blocks in all; some are missing")
     for name in [name for name in own if name.endswith("weight")]:  # a repository without biases has none anywhere
         own.setdefault(name.removesuffix("weight") + "bias", own[name].new_zeros(len(own[name])))
-    _check_heads(rest, ids, target, where)
-    fields = {"kind": "medusa", "num_heads": heads, "num_spec_tokens": heads, "num_layers": layers}
-    return Read(fields | {"draft_vocab_size": 0 if ids is None else len(ids)}, own, ids)
+    matrices = _matrices(rest, ids, heads, target, where)
+    fields: dict[str, Any] = {"kind": "medusa", "num_heads": heads, "num_spec_tokens": heads, "num_layers": layers}
+    fields |= {"draft_vocab_size": 0 if ids is None else len(ids), "own_heads": bool(matrices)}
+    return Read(fields, own | matrices, ids)
 
 
-def _check_heads(matrices: dict[str, Tensor], ids: Tensor | None, target: Target, where: str) -> None:
-    """Output matrices must be the target's: our heads are read out by it."""
+def _matrices(
+    rest: dict[str, Tensor], ids: Tensor | None, heads: int, target: Target, where: str
+) -> dict[str, Tensor]:
+    """The output matrices by our names; none where all are the target's. Raises UserError: a tensor that is none, some
+    are missing, or one that all heads share is not the target's."""
     rows = target.head_rows(torch.arange(target.vocab_size, device=target.device) if ids is None else ids)[0]
-    for name, matrix in matrices.items():
-        found = matrix if ids is None or len(matrix) == len(ids) else matrix[ids]
-        if found.shape != rows.shape or not torch.allclose(found.to(rows), rows, rtol=1e-2, atol=1e-3):
-            raise UserError(f"{where}: {name} is not the target's output matrix; such heads don't run in our loop")
+    found, same = dict[str, Tensor](), True
+    for name, given in rest.items():
+        number = OUT.fullmatch(name)
+        if number is None and name != SHARED:
+            raise UserError(f"{where}: tensor {name} is no part of a Medusa head; a whole model is no drafter")
+        matrix = given if ids is None or len(given) == len(ids) else given[ids]
+        if matrix.shape != rows.shape:
+            raise UserError(f"{where}: {name} is {tuple(given.shape)}, the target's output matrix {tuple(rows.shape)}")
+        equal = nearly(matrix, rows)
+        if number is None and not equal:
+            raise UserError(f"{where}: {name} is not the target's output matrix; only those of single heads may differ")
+        same &= equal
+        if number is not None:
+            found[OURS_OUT.format(number[1] or number[2])] = matrix
+    if same:
+        return {}
+    if len(found) != heads:
+        raise UserError(f"{where}: {len(found)} of {heads} heads have an output matrix; some are missing")
+    return found
 
 
 def _renamed(name: str, pattern: str) -> str:

@@ -32,6 +32,15 @@ def stated_rope(config: dict[str, Any]) -> dict[str, Any]:
     return default | older | scaling
 
 
+def rope_of(config: dict[str, Any], where: str) -> dict[str, Any]:
+    """`stated_rope` of a config.json with its layer's sizes. Raises UserError where both spellings are and differ."""
+    stated = stated_rope(config)
+    if config.get("rope_parameters") and "rope_theta" in config:
+        older = stated_rope({name: value for name, value in config.items() if name != "rope_parameters"})
+        check_same(older, config, stated, f"{where}: rope_parameters and rope_theta with rope_scaling differ")
+    return stated
+
+
 def check_same(stated: dict[str, Any], sizes: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
     """Raises UserError unless RoPE `stated` turns a layer of `sizes` (hidden_size, num_attention_heads, head_dim,
     max_position_embeddings) as `wanted` does, all of each head."""

@@ -1,6 +1,7 @@
 """A model hub on loopback, as far as a push and a download go: repositories, commits, large files, tags, pull requests.
 
-What it answers is what huggingface_hub asks for. `cut` breaks the connection at the next large file.
+What it answers is what huggingface_hub asks for. `cut` breaks the connection at the next large file. Data sets are the
+repositories whose name begins with `datasets/`.
 """
 
 import base64
@@ -14,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 TOKEN = "hf_" + "t" * 30  # made up
-LARGE = ".safetensors"
+LARGE = (".safetensors", ".parquet")
 
 
 @dataclass
@@ -79,11 +80,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.take(parts[1])
         if parts[:2] == ["api", "validate-yaml"]:
             return self.answer({"errors": [], "warnings": []})
-        names = parts[2:4] if parts[0] == "api" else [parts[0], parts[1].removesuffix(".git")]
-        repo = self.server.repos.get("/".join(names))
+        api = parts[0] == "api"
+        parts = parts[1:] if api else parts  # [models | datasets] owner name ...; without "models" where files lie
+        kind = ["datasets"] if parts[0] == "datasets" else []
+        parts = parts[1:] if api or kind else parts
+        name = "/".join([*kind, parts[0], parts[1].removesuffix(".git")])
+        repo = self.server.repos.get(name)
         if repo is None:
             return self.answer({"error": "Repository not found"}, 404, {"X-Error-Code": "RepoNotFound"})
-        return self.repository(repo, "/".join(names), parts[4:] if parts[0] == "api" else parts[2:])
+        return self.repository(repo, name, parts[2:])
 
     do_GET = do_POST = do_PUT = do_DELETE = do_HEAD = handle_one
 
@@ -116,7 +121,8 @@ class Handler(BaseHTTPRequestHandler):
     def create(self) -> None:
         """A new repository, or 409."""
         asked = json.loads(self.body)
-        name = f"{asked['organization']}/{asked['name']}"
+        kind = "datasets/" if asked.get("type") == "dataset" else ""
+        name = f"{kind}{asked['organization']}/{asked['name']}"
         address = {"url": f"{self.server.endpoint}/{name}"}
         if name in self.server.repos:
             return self.answer(address | {"error": "You already created this model repo"}, 409)

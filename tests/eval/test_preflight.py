@@ -108,6 +108,18 @@ def _permuted(head: torch.Tensor) -> torch.Tensor:
     return head[torch.randperm(len(head), generator=torch.Generator().manual_seed(1))]
 
 
+def test_norms_that_the_drafter_has_must_be_switched_on(target: Target, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"taps": [], "draft_vocab_size": len(IDS), "dtype": "float32", "norm_output": True}
+    drafter = make_drafter("eagle3", target, ids=IDS, noise=0.02, **options)
+    layouts.write_files(layouts.write(drafter, target, 3), tmp_path, None)
+    about = {"drafter": plain(make_config("eagle3", **options)), "target": plain(target.identity)}
+    (tmp_path / CONFIG).write_text(json.dumps(about))
+    assert len(preflight(tmp_path, target, PROMPTS, drafter).passed) == 5 and layout_name(tmp_path) == "eagle3_variant"
+    spoil(tmp_path, _config(norm_output=False))
+    with pytest.raises(UserError, match="norm_output must be written as true, it is False"):
+        preflight(tmp_path, target, PROMPTS)
+
+
 FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "explicit taps": (_config(eagle_aux_hidden_state_layer_ids=[1, 3, 5]), "explicit taps"),
     "four taps": (_config(num_aux_hidden_states=4), "num_aux_hidden_states is 4"),
@@ -158,7 +170,9 @@ def test_acceptance_stops_at_enough_rounds(target: Target, drafter: Drafter, mon
 # Engines and the card's section
 
 
-@pytest.mark.parametrize("layout", ["eagle3", "eagle3_speculators", "dspark", "medusa", "lm", "ngram", None])
+@pytest.mark.parametrize(
+    "layout", ["eagle3", "eagle3_variant", "eagle3_speculators", "dspark", "medusa", "lm", "ngram", None]
+)
 def test_every_engine_gets_a_verdict_and_only_those_that_can_a_line(layout: str | None) -> None:
     drafter = make_drafter("ngram", make_target())
     settings = layouts.write(drafter, make_target(), 4).files["speculative.json"]

@@ -1,11 +1,10 @@
 """eval/push.py against a hub on loopback: what arrives, what a second push does, and what goes wrong."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import HfApi, constants
+from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 
 from conf.errors import UserError
@@ -15,15 +14,6 @@ from eval.push import push
 from .hub_server import TOKEN, Hub
 
 NAME = "smith/drafter"
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """An empty hub; nothing else may be reached."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    with Hub() as server:
-        yield server
 
 
 @pytest.fixture
@@ -82,6 +72,17 @@ def test_an_earlier_layout_does_not_stay_beside_the_new_one(hub: Hub, folder: Pa
     sent(hub, folder, config())
     repo = hub.repos[NAME]
     assert set(repo.commits[repo.head]) == {"README.md", "model.safetensors", "notes.md"}
+
+
+def test_weights_that_are_not_sent_any_more_are_gone(hub: Hub, folder: Path) -> None:
+    (folder / "notes.txt").write_text("kept")
+    sent(hub, folder, config())
+    (folder / "notes.txt").unlink()
+    (folder / "drafter.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    sent(hub, folder, config())
+    (folder / "drafter.safetensors").unlink()
+    sent(hub, folder, config())
+    assert set(hub.repos[NAME].commits[hub.repos[NAME].head]) == {"README.md", "model.safetensors", "notes.txt"}
 
 
 def test_a_cut_line_is_said_and_a_second_push_goes_on(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """Figures from hand-made records against values computed by hand; cards, pages and their escapes."""
 
+import re
 from dataclasses import replace
 from html import unescape
 from html.parser import HTMLParser
@@ -14,6 +15,7 @@ from conf.compose import load
 from conf.paths import write_json
 from eval.anchors import ANCHORS
 from eval.card import card_data, datasets, markdown, memory, model_card, not_helping, times, training
+from eval.card_limits import beaten
 from eval.html import render
 from eval.plots import acceptance_per_position, draw_plots
 from eval.protocol import training_settings
@@ -250,6 +252,36 @@ def test_the_card_says_where_it_does_not_help(report: dict[str, Any]) -> None:
         entry["speedup_ci95"] = [1.1, 1.2]
     report["speed"]["builtin"]["t0"]["speedup_ci95"] = [1.05, 1.3]
     assert "No speed-up at or below 1 was seen" in not_helping(report)
+
+
+def test_the_card_names_baselines_that_do_as_well(report: dict[str, Any]) -> None:
+    assert beaten(report) == ""
+    ours = report["acceptance"]["builtin"]["t0"]["mean_acceptance_length"]
+    report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] = ours + 1
+    report["baselines"]["untrained"]["builtin"]["t0"]["mean_acceptance_length"] = ours
+    line = f"n-gram lookup tuned by itself reaches {ours + 1:.2f} tokens a round with 1 draft tokens, this {ours:.2f}"
+    assert f"- builtin t0: {line}" in beaten(report) and "the drafter before training reaches" in beaten(report)
+    assert beaten(report) in model_card(report, base_model=None, license=None).text
+
+
+def test_the_card_has_every_section_and_figure_that_users_look_for(report: dict[str, Any]) -> None:
+    report["target"] |= {"revision": None, "template_digest": "e" * 8, "weights_digest": "w" * 8}
+    report["drafter"]["config"]["taps"] = [2, 5]
+    card = model_card(report, base_model="org/target", license="mit", plot="speedup.png", checks=["parity ok"])
+    sections = re.findall(r"^## (.*)$", card.text, re.M)
+    assert sections == [
+        "Use", "Acceptance", "Speed", "Where it does not help", "Is the output the target's own?", "Target",
+        "Training and its price", "How this was measured",
+    ]  # fmt: skip
+    rates = ", ".join(f"{r:.2f}" for r in report["acceptance"]["builtin"]["t0"]["acceptance_rate_per_pos"])
+    for said in (
+        "| revision | not recorded |", "eeeeeeee", "dddddddd", "hidden_states [2, 5]", "(speedup.png)", rates,
+        "plain decoding by the same runtime", "cpu, 2 threads", "2 of 3 texts identical", "collect 1.0 min",
+        "parity ok", "batch 1", "tokens a round (bonus included)",
+    ):  # fmt: skip
+        assert said in card.text, said
+    tags = {*(card.data.tags or [])}
+    assert card.data.library_name == "draftsmith" and {"speculative-decoding", "draft-model"} <= tags
 
 
 def test_a_category_without_a_second_token_has_no_speed_up_to_judge(report: dict[str, Any]) -> None:

@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 from drafting import make_config, make_drafter, make_target
+from eagle3_reference import Reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
-from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
 
 from conf.errors import ConfigError, UserError
 from conf.schema import Eagle3Config
@@ -118,51 +116,6 @@ def test_a_fresh_model_reads_the_highest_tap_out_as_the_target_does(arch: str) -
 
 
 # What it computes, from the published tensors alone
-
-
-class Reference:
-    """One position at a time with a list of keys and values; knows only saved tensors, config.json and the target."""
-
-    def __init__(self, tensors: dict[str, Tensor], config: dict[str, Any], target: Target) -> None:
-        self.t, self.c, self.target = tensors, config, target
-        keys = ("hidden_size", "num_attention_heads", "head_dim", "rope_parameters", "max_position_embeddings")
-        self.rotary = LlamaRotaryEmbedding(LlamaConfig(**{key: config[key] for key in keys}))
-        self.keys: list[Tensor] = []
-        self.values: list[Tensor] = []
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        return x / (x.square().mean() + self.c["rms_norm_eps"]).sqrt() * self.t[f"{name}.weight"]
-
-    def step(self, feature: Tensor, token: int, position: int) -> Tensor:
-        """The next feature [H], from a feature [H] and the token after it."""
-        layer, heads, size = "midlayer", self.c["num_attention_heads"], self.c["head_dim"]
-        embedding = self.target.embed(torch.tensor(token))
-        both = torch.cat([self.norm(f"{layer}.input_layernorm", embedding), self.norm(f"{layer}.hidden_norm", feature)])
-        q, k, v = (self.t[f"{layer}.self_attn.{n}_proj.weight"] @ both for n in "qkv")
-        cos, sin = self.rotary(both, torch.tensor([[position]]))
-        q, k = (x.view(-1, size) * cos[0] + rotate_half(x.view(-1, size)) * sin[0] for x in (q, k))
-        self.keys.append(k)
-        self.values.append(v.view(-1, size))
-        out = []
-        for head in range(heads):
-            group = head * self.c["num_key_value_heads"] // heads
-            scores = torch.stack([q[head] @ key[group] for key in self.keys]) / size**0.5
-            out.append(sum(w * value[group] for w, value in zip(scores.softmax(0), self.values, strict=True)))
-        hidden = feature + self.t[f"{layer}.self_attn.o_proj.weight"] @ torch.cat(out)
-        x, mlp = self.norm(f"{layer}.post_attention_layernorm", hidden), f"{layer}.mlp"
-        gate, up = self.t[f"{mlp}.gate_proj.weight"] @ x, self.t[f"{mlp}.up_proj.weight"] @ x
-        return hidden + self.t[f"{mlp}.down_proj.weight"] @ (F.silu(gate) * up)
-
-    def logits(self, text: list[int], taps: list[Tensor], anchor: int, steps: int) -> Tensor:
-        """[steps, D]: true features at positions up to `anchor`, taps [T,H] each; tokens of the text all along."""
-        self.keys, self.values, found = [], [], []
-        for position in range(anchor + steps):
-            if position <= anchor:
-                feature = self.t["fc.weight"] @ torch.cat([tap[position] for tap in taps])
-            feature = self.step(feature, text[position + 1], position)
-            if position >= anchor:
-                found.append(self.t["lm_head.weight"] @ self.norm("norm", feature))
-        return torch.stack(found)
 
 
 def test_the_unroll_is_the_published_network_step_by_step(tmp_path: Path) -> None:

@@ -259,8 +259,8 @@ DAMAGE = {
     "absolute ids": ("eagle3", _absolute, "outside the vocabulary"),
     "a map lost": ("eagle3", _drop("d2t"), "without a d2t"),
     "no head": ("eagle3", _drop("lm_head.weight"), "lm_head.weight is missing"),
-    "a norm flag": ("eagle3", _true("norm_before_residual"), "norm_before_residual is true"),
-    "other heads": ("eagle3", _set(num_attention_heads=8), "num_attention_heads is 8"),
+    "a norm lost": ("eagle3", _true("fc_norm"), "fc_norm.0.weight is missing"),
+    "other heads": ("eagle3", _set(num_attention_heads=8), r"q_proj.weight is \(32, 64\), expected \(64, 64\)"),
     "a declared vocabulary": ("eagle3", _set(draft_vocab_size=7), "draft_vocab_size is 7"),
     "an idle anchor": ("block", _set(sample_from_anchor=False), "anchor drafts nothing"),
     "another Markov head": ("block", _set(markov_head_type="rnn"), "markov_head_type rnn"),
@@ -327,4 +327,4 @@ def test_pickles_and_foreign_heads_are_refused(tmp_path: Path) -> None:
         load_drafter(tmp_path / "d", target)
     (tmp_path / "d" / layouts.MODEL).rename(tmp_path / "d/pytorch_model.bin")
     with pytest.raises(UserError, match="is a pickle"):
-        layouts.open_folder(tmp_path / "d")
+        layouts.open_tensors(tmp_path / "d")
