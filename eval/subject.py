@@ -75,6 +75,6 @@ def contents(where: str | Path) -> list[str]:
 
 
 def weights_digest(where: str) -> str | None:
-    """SHA-256 of a local drafter folder's weights."""
-    path = Path(where) / WEIGHTS
-    return file_digest(path) if path.is_file() else None
+    """SHA-256 of a local drafter folder's weights; None where they are no single file."""
+    path = next((p for name in (WEIGHTS, layouts.MODEL) if (p := Path(where) / name).is_file()), None)
+    return None if path is None else file_digest(path)

@@ -25,7 +25,7 @@ from .outcome import (
     pool_figures,
     training_identity,
 )
-from .prepare import kept_taps, make_drafter, make_loader, open_store, with_exit, with_layers
+from .prepare import kept_taps, make_drafter, make_loader, open_store, with_earlier, with_exit, with_layers
 from .rng import seed_everything
 from .validate import Validator, choosing_answers
 from .vocab import coverage_line
