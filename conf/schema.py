@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from .block import BlockConfig
 from .comparing import CompareSettings, CurveSettings
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
@@ -13,7 +14,6 @@ from .lm import Init, LmConfig
 from .lookups import LookupKind, LookupSettings
 from .models import (
     DTYPES,
-    BlockConfig,
     DrafterConfig,
     Eagle3Config,
     HydraConfig,

@@ -20,7 +20,7 @@ TEXTS = {".json", ".md", ".txt", ".yaml", ".yml", ".jinja", ".html", ""}
 def without_paths(value: Any) -> Any:
     """JSON data with every absolute path cut to its last name: what is published says nothing of this machine."""
     if isinstance(value, dict):
-        return {key: without_paths(v) for key, v in value.items()}
+        return {without_paths(key): without_paths(v) for key, v in value.items()}
     if isinstance(value, list):
         return [without_paths(v) for v in value]
     return ABSOLUTE.sub("", value) if isinstance(value, str) else value

@@ -37,10 +37,11 @@ class TapLinear(nn.Linear):
 
     @property
     def served(self) -> Tensor:
-        """[O,I]: the matrix over raw taps; of a float16 weight in float32, since float16 has no room for the units."""
+        """[O,I]: the matrix over raw taps; in float32 where float16 has no room for the units."""
         exact = torch.promote_types(self.weight.dtype, torch.float32)
         raw = self.weight.detach().to(exact) / self.units.to(exact)
-        return raw if self.weight.dtype == torch.float16 else raw.to(self.weight.dtype)
+        own = raw.to(self.weight.dtype)
+        return raw if self.weight.dtype == torch.float16 and not torch.equal(own.to(exact), raw) else own
 
     @torch.no_grad()
     def take(self, served: Tensor) -> None:

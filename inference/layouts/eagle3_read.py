@@ -7,7 +7,6 @@ only what differs from it.
 from typing import Any, cast
 
 from torch import Tensor
-from transformers import LlamaConfig, PretrainedConfig, Qwen3Config
 
 from conf.errors import UserError
 from conf.models import LAYER_KEYS
@@ -20,7 +19,7 @@ from .eagle3 import FIRST, MIDLAYER
 from .rope import rope_of
 from .vocab import D2T, ids_of, maps_of
 
-LAYERS: dict[str, type[PretrainedConfig]] = {"llama": LlamaConfig, "qwen3": Qwen3Config}
+LAYERS = {"llama": "LlamaConfig", "qwen3": "Qwen3Config"}
 EMBEDDING, HEAD, GATE = "embed_tokens.weight", "lm_head.weight", "midlayer.mlp.gate_proj.weight"
 VERIFIER = "verifier_"  # tensors of the target that `speculators` may keep beside the layer
 STEPS = 7  # of the unroll that EAGLE and SpecForge train: how long a draft may be
@@ -56,9 +55,12 @@ def _layer_of(layer: dict[str, Any], own: dict[str, Tensor], where: str) -> Laye
     kind = layer.get("model_type", "llama")
     if kind not in LAYERS:
         raise UserError(f"{where}: a layer of model_type {kind}; our EAGLE-3 layer is that of {' or '.join(LAYERS)}")
+    import transformers  # slow
+
     names = {*LayerConfig.__dataclass_fields__, *ABSENT} - {"rope_parameters"}
     try:
-        made = LAYERS[kind](**{name: layer[name] for name in names if layer.get(name) is not None})
+        stated = {name: layer[name] for name in names if layer.get(name) is not None}
+        made = getattr(transformers, LAYERS[kind])(**stated)
     except Exception as error:  # whatever a class of transformers finds wrong with sizes
         raise UserError(f"{where}: config.json describes no layer: {error}") from error
     for name, value in ABSENT.items():

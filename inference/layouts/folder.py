@@ -77,5 +77,5 @@ def _instead(folder: Path) -> str:
     pickle = next((name for name in PICKLES if (folder / name).exists()), None)
     if pickle is None:
         return "no safetensors"
-    convert = f"save_file(torch.load('{pickle}', weights_only=True), '{WEIGHTS}')"
-    return f"{pickle} is a pickle, which can hold code; convert it: safetensors.torch.{convert}"
+    convert = f"load it with weights_only=True and save what it holds as {WEIGHTS} with safetensors.torch.save_file"
+    return f"{pickle} is a pickle, which can hold code: {convert}"

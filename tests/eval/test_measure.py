@@ -46,10 +46,12 @@ def test_one_forward_of_the_drafter_serves_both_rules(monkeypatch: pytest.Monkey
     monkeypatch.setattr(eval.measure, "overlap", lambda d, *rest: read.append(d) or overlap(d, *rest))
     monkeypatch.setattr(eval.measure, "replay", lambda record, k, **more: more.get("chances"))
     contest, record = Contest(target, drafter, None, 3, {}), record_of(result)
-    both = contest.replays(record, sampling, 0)
+    both = contest.replays(record, sampling, 0, contest.reading(record, sampling))
     assert read == [drafter] and not torch.equal(both[f"{SWEEP}3"], both[TOKEN_RULE])
     for rule, who in ((Rule.auto, f"{SWEEP}3"), (Rule.token, TOKEN_RULE)):
         assert torch.equal(both[who], chain_chances(drafter, target, record, 3, sampling, rule=rule))
-    assert TOKEN_RULE not in replace(contest, rule=Rule.token).replays(record, sampling, 0)
-    short = contest.replays(replace(record, tokens=record.tokens[:1]), sampling, 0)
+    drawn = contest.reading(record, sampling)
+    assert TOKEN_RULE not in replace(contest, rule=Rule.token).replays(record, sampling, 0, drawn)
+    one = replace(record, tokens=record.tokens[:1])
+    short = contest.replays(one, sampling, 0, contest.reading(one, sampling))
     assert short[TOKEN_RULE].shape == (0, 3) and len(read) == 2

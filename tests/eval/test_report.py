@@ -21,7 +21,7 @@ from eval.plots import acceptance_per_position, draw_plots
 from eval.protocol import training_settings
 from eval.records import temperature_name
 from eval.report import figures, finite, is_lossless, stage_figures
-from eval.terminal import drafting_lines, lossless_lines, missing_lines, print_table, rule_lines
+from eval.terminal import draft_tokens, drafting_lines, lossless_lines, missing_lines, print_table, rule_lines
 from eval.trace_view import Trace, trace_section
 
 CURVES = {
@@ -259,7 +259,9 @@ def test_the_card_names_baselines_that_do_as_well(report: dict[str, Any]) -> Non
     ours = report["acceptance"]["builtin"]["t0"]["mean_acceptance_length"]
     report["baselines"]["ngram"]["builtin"]["t0"]["mean_acceptance_length"] = ours + 1
     report["baselines"]["untrained"]["builtin"]["t0"]["mean_acceptance_length"] = ours
-    line = f"n-gram lookup tuned by itself reaches {ours + 1:.2f} tokens a round with 1 draft tokens, this {ours:.2f}"
+    drafted = draft_tokens(report["baselines"]["ngram"]["builtin"]["t0"])
+    reached = f"{ours + 1:.2f} tokens a round with {drafted} draft tokens, this {ours:.2f}"
+    line = f"n-gram lookup tuned by itself reaches {reached}"
     assert f"- builtin t0: {line}" in beaten(report) and "the drafter before training reaches" in beaten(report)
     assert beaten(report) in model_card(report, base_model=None, license=None).text
 

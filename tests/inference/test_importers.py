@@ -252,7 +252,7 @@ REFUSED: dict[str, tuple[Callable[..., None], str]] = {
         _set(eagle_aux_hidden_state_layer_ids=[1, 2, 3], eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}),
         r"says states \[1, 2, 3\], and in eagle_config \[2, 3, 4\]",
     ),
-    "two RoPEs": (_set(rope_theta=5e5), "different frequencies"),
+    "two RoPEs": (_set(rope_theta=5e5), "RoPE gives other frequencies"),
     "two norms of the taps": (_set(norm_before_fc=True, fc_norm=True), "both true"),
     "a norm without its weights": (_set(norm_before_fc=True), "tensor input_norm.weight is missing"),
     "a norm that no flag switches on": (

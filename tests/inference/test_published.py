@@ -86,7 +86,7 @@ REFUSED: dict[str, tuple[dict[str, Tensor | None], str]] = {
     "another width": ({"3.2.weight": torch.zeros(128, 8)}, r"3.2.weight is \(128, 8\), the target's .* \(128, 32"),
     "a whole model": ({"model.norm.weight": torch.zeros(32)}, "model.norm.weight is no part of a Medusa head"),
     "a block lost": ({"1.0.linear.weight": None, "1.0.linear.bias": None}, "some are missing"),
-    "a matrix for all": ({"lm_head.weight": torch.zeros(128, 32)}, "only matrices of single heads may differ"),
+    "a matrix for all": ({"lm_head.weight": torch.zeros(128, 32)}, "only those of single heads may differ"),
 }
 
 
