@@ -47,8 +47,8 @@ __all__ = [
     "EarlyExitConfig", "EngineSettings", "EnginesConfig", "Features", "GenerateConfig", "HydraConfig", "Init",
     "JumpConfig", "LauncherConfig", "LmConfig", "LookupConfig", "LookupKind", "LookupSettings", "MedusaConfig",
     "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig", "PlanConfig",
-    "PlanSettings", "PositionWeights", "PublishConfig", "PublishLayout", "Rule", "RunConfig", "RunsConfig",
-    "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig", "TrainMode", "TreeConfig",
+    "PlanSettings", "PositionWeights", "PublishConfig", "PublishDataConfig", "PublishLayout", "PushConfig", "Rule",
+    "RunConfig", "RunsConfig", "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig", "TrainMode", "TreeConfig",
 ]  # fmt: skip
 
 

@@ -71,7 +71,8 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
 def contents(where: str | Path) -> list[str]:
     """Digests of a local drafter's files, ours or an engine's."""
     names = (WEIGHTS, CONFIG, POOL, layouts.MODEL, MODEL_CONFIG)
-    return [file_digest(path) for name in names if (path := Path(where) / name).is_file()]
+    others = sorted(path.name for path in Path(where).glob("*.safetensors") if path.name not in names)
+    return [file_digest(path) for name in (*names, *others) if (path := Path(where) / name).is_file()]
 
 
 def weights_digest(where: str) -> str | None:

@@ -33,11 +33,11 @@ def stated_rope(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_of(config: dict[str, Any], where: str) -> dict[str, Any]:
-    """`stated_rope` of a config.json with its layer's sizes. Raises UserError where both spellings are and differ."""
+    """`stated_rope` of a config.json with its layer's sizes. Raises UserError where both spellings are there and
+    differ, and for a rotation in part."""
     stated = stated_rope(config)
-    if config.get("rope_parameters") and "rope_theta" in config:
-        older = stated_rope({name: value for name, value in config.items() if name != "rope_parameters"})
-        check_same(older, config, stated, f"{where}: rope_parameters and rope_theta with rope_scaling differ")
+    older = {name: value for name, value in config.items() if name != "rope_parameters"}
+    check_same(stated, config, stated_rope(older) if "rope_theta" in config else stated, where)
     return stated
 
 

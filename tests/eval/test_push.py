@@ -74,17 +74,6 @@ def test_an_earlier_layout_does_not_stay_beside_the_new_one(hub: Hub, folder: Pa
     assert set(repo.commits[repo.head]) == {"README.md", "model.safetensors", "notes.md"}
 
 
-def test_weights_that_are_not_sent_any_more_are_gone(hub: Hub, folder: Path) -> None:
-    (folder / "notes.txt").write_text("kept")
-    sent(hub, folder, config())
-    (folder / "notes.txt").unlink()
-    (folder / "drafter.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    sent(hub, folder, config())
-    (folder / "drafter.safetensors").unlink()
-    sent(hub, folder, config())
-    assert set(hub.repos[NAME].commits[hub.repos[NAME].head]) == {"README.md", "model.safetensors", "notes.txt"}
-
-
 def test_a_cut_line_is_said_and_a_second_push_goes_on(hub: Hub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda _: None)
     hub.cut = True

@@ -337,5 +337,5 @@ def test_a_folder_saved_by_speculators_itself(kind: str, on: tuple[str, ...], ta
     with torch.no_grad():
         model(taps, torch.tensor([[*text[1:], 0]]), torch.zeros(1, len(text), dtype=torch.int64), ttt_steps=3)
     logits = drafter.train_logits(with_hidden(target, make_batch([text[:4]], [text[4:]]), TAPS))
-    for step, true in enumerate(seen):
-        torch.testing.assert_close(logits[0, : 4 - step, step], true[3 : 7 - step], rtol=0, atol=1e-9)
+    for step, true in enumerate(seen):  # its norms are computed in float32
+        torch.testing.assert_close(logits[0, : 4 - step, step], true[3 : 7 - step], rtol=1e-3, atol=1e-4)
