@@ -48,7 +48,8 @@ __all__ = [
     "JumpConfig", "LauncherConfig", "LmConfig", "LookupConfig", "LookupKind", "LookupSettings", "MedusaConfig",
     "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig", "PlanConfig",
     "PlanSettings", "PositionWeights", "PublishConfig", "PublishDataConfig", "PublishLayout", "PushConfig", "Rule",
-    "RunConfig", "RunsConfig", "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig", "TrainMode", "TreeConfig",
+    "RunConfig", "RunsConfig", "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig",
+    "TrainMode", "TreeConfig",
 ]  # fmt: skip
 
 
