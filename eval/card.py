@@ -10,7 +10,7 @@ from .card_limits import beaten
 from .card_use import ran, use
 from .engines import Verdict
 from .page import interval, number
-from .records import runs
+from .records import measured_there, runs
 from .terminal import draft_tokens, lossless_lines
 
 Report = dict[str, Any]
@@ -141,8 +141,7 @@ def acceptance_table(report: Report) -> str:
     rows = []
     contenders = {report["drafter"]["kind"]: report["acceptance"], **report["baselines"]}
     for name, temperature, _ in runs(report["acceptance"]):
-        for who, section in contenders.items():
-            entry = section[name][temperature]
+        for who, entry in measured_there(contenders, name, temperature):
             rates = ", ".join(number(rate) for rate in entry["acceptance_rate_per_pos"])
             length = f"{number(entry['mean_acceptance_length'])} {interval(entry['ci95'])}"
             rows.append([f"{name} {temperature}", who, draft_tokens(entry), length, rates])

@@ -9,7 +9,7 @@ from .anchors import ANCHORS
 from .cost_table import costs, costs_table
 from .curve import curve_lines
 from .page import folded, interval, key_values, measured, number, page, panels, percent, table
-from .records import AXES, runs, temperature_name
+from .records import AXES, measured_there, runs, temperature_name
 from .report import is_lossless
 from .terminal import draft_tokens, drafting_lines, lossless_lines, missing_lines, rule_lines
 from .trace_view import Trace, trace_section
@@ -108,7 +108,7 @@ def acceptance_table(report: Report) -> str:
             number(entry["draft_acceptance_rate"]), ", ".join(number(r) for r in entry["acceptance_rate_per_pos"]),
         ]
         for name, temperature, _ in runs(report["acceptance"])
-        for who, entry in ((who, section[name][temperature]) for who, section in contenders.items())
+        for who, entry in measured_there(contenders, name, temperature)
     ]  # fmt: skip
     header = [
         "set", "drafter", "tokens a round (bonus included)", "draft tokens", "draft acceptance rate",

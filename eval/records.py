@@ -3,7 +3,7 @@ report's sections are laid out."""
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,13 @@ def runs(section: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
     for name, by_temperature in section.items():
         for temperature, value in by_temperature.items():
             yield name, temperature, value
+
+
+def measured_there(sections: Mapping[str, Any], name: str, temperature: str) -> Iterator[tuple[str, Any]]:
+    """(who, value) of those sections[who][set][temperature] that there are: drawn trees can't be replayed."""
+    for who, section in sections.items():
+        if temperature in section.get(name, {}):
+            yield who, section[name][temperature]
 
 
 def temperature_name(temperature: float) -> str:

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 
 from .certificate import certificate_lines
-from .records import runs, temperature_name
+from .records import measured_there, runs, temperature_name
 from .report import Report
 
 
@@ -25,8 +25,7 @@ def print_table(report: Report, console: Console | None = None) -> None:
         rates = f"{speed['tokens_per_s']:.1f} (plain {speed['baseline_tokens_per_s']:.1f})"
         kind, drafted = report["drafter"]["kind"], draft_tokens(entry)
         table.add_row(where, kind, drafted, _length(entry), _speedup(speed), rates)
-        for baseline, section in report["baselines"].items():
-            other = section[name][temperature]
+        for baseline, other in measured_there(report["baselines"], name, temperature):
             more = f"{_length(other)}; drafter {_length(other['advantage'], '+.2f')}"
             table.add_row(where, baseline, draft_tokens(other), more, "", "")
     console.print(table)

@@ -365,3 +365,11 @@ def test_settings_come_from_the_drafter_folder() -> None:
     training = {"data": {"mode": "prefill"}, "objective": {"kind": "ce"}, "optim": {"lr": 1.0}, "steps": 3}
     assert training_settings({"training": training}) == {k: training[k] for k in ("data", "objective", "optim")}
     assert training_settings({}) == {"data": None, "objective": None, "optim": None}
+
+
+def test_a_baseline_that_was_not_replayed_is_left_out_everywhere(report: dict[str, Any]) -> None:
+    del report["baselines"]["trained_alone"]["builtin"]["t0"]
+    console = Console(record=True, width=200)
+    print_table(report, console)
+    for text in (console.export_text(), render(report, []), model_card(report, base_model=None, license=None).text):
+        assert "untrained" in text and "trained_alone" not in text
