@@ -18,6 +18,7 @@ import torch
 from conf.cli import main
 from conf.digest import digest_of, plain
 from conf.errors import UserError
+from conf.files import write_whole
 from conf.paths import machine, record, run_dir, versions, write_json
 from conf.schema import SweepConfig
 from conf.sweeping import parse_context
@@ -158,7 +159,7 @@ def run(cfg: SweepConfig) -> None:
         measure(sweep, missing, budget)
     figures = finite(summary(sweep, budget))
     draw_sweep(figures, folder / "sweep.png")
-    (folder / "sweep.html").write_text(sweep_page(figures), encoding="utf-8")
+    write_whole(folder / "sweep.html", sweep_page(figures).encode())
     write_json(folder / SWEEP, figures)
     add_findings(folder)
     show(figures)

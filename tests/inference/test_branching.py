@@ -36,6 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "hydra gru": {"chain": "gru", "num_layers": 2},
     "hydra prefix trimmed lstm": {"chain": "lstm", "taps": [1], "own_head": True, "prefix_attention": True, **TRIMMED},
     "eagle3": {},
+    "eagle3 variant": dict.fromkeys(("norm_output", "norm_before_residual", "norm_before_fc", "own_embedding"), True),
     "eagle3 trimmed lookup": {"lookup": True, **TRIMMED},
     "lm": {},
     "lm trimmed": TRIMMED,
@@ -253,9 +254,11 @@ def test_statistics_go_by_depth(tree: str) -> None:
 
 
 @pytest.mark.parametrize("tree", TREES)
-@pytest.mark.parametrize("name", ["medusa", "hydra gru", "hydra prefix trimmed lstm", "eagle3", "lm trimmed"])
+@pytest.mark.parametrize(
+    "name", ["medusa", "hydra gru", "hydra prefix trimmed lstm", "eagle3", "eagle3 variant", "lm trimmed"]
+)
 def test_trees_are_drafted_as_trained(name: str, tree: str) -> None:
-    target = make_target("gemma3" if name == "eagle3" else "llama")
+    target = make_target("gemma3" if name.startswith("eagle3") else "llama")
     parity = check_parity(target, drafter_of(name, tree, target), PROMPTS)
     assert parity.ok and parity.positions > 20, parity
 
