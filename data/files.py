@@ -11,18 +11,20 @@ LOCK = ".lock"
 HELD = (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES)
 
 
-def lock_folder(path: Path) -> IO[str]:
-    """A folder's write lock; the system frees it when the process ends, however it ends.
+def lock_folder(path: Path, stage: str = "") -> IO[str]:
+    """A folder's write lock, or the one of a stage that works in it (stages that write other files go side by side);
+    the system frees it when the process ends, however it ends.
 
     UserError: another process has it. Where a file system has no locks, one line says so.
     """
-    stream = (path / LOCK).open("w")
+    stream = (path / (f".{stage}{LOCK}" if stage else LOCK)).open("w")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in HELD:
             stream.close()
-            raise UserError(f"{path} is being written by another process: wait for it, or stop it") from error
+            what = f"is being written by another process{f' ({stage})' if stage else ''}"
+            raise UserError(f"{path} {what}: wait for it, or stop it") from error
         print(f"{path}: its file system has no locks ({error.strerror}); let no second run write there")
     return stream
 

@@ -1,13 +1,15 @@
 """The target's states at the positions of a store's rows, computed once for all drafters that read them in training.
 
-They lie in `taps/` inside the store's folder, a file for each shard and tap, so that kinds share what they have in
-common: in bfloat16, every position of each row but the last, which nothing reads. A file's name holds a digest of all
-that its content follows from; a file that index.json does not list does not exist.
+They lie in `taps/` inside the store's folder, so that kinds share what they have in common: in bfloat16, every position
+but the last, which nothing reads, of the rows that someone trained on. A file holds one tap of some rows of one shard;
+rows that are wanted later come in further files. Its name holds a digest of all that its content follows from; a file
+that index.json does not list does not exist.
 """
 
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,33 +34,53 @@ FOLDER, INDEX, TENSOR = "taps", "index.json", "tap"
 DTYPE = torch.bfloat16
 
 
+class Entry(NamedTuple):
+    """Of the index: a file's digest, and the rows of its shard that it holds, in their order in it."""
+
+    sha256: str
+    rows: list[int]
+
+
+class Piece(NamedTuple):
+    """Rows of one shard that lack the same taps."""
+
+    shard: int
+    rows: tuple[int, ...]
+    taps: list[int]
+    positions: int  # of all these rows
+
+
 class TapCache:
     """Taps of a store as it stands: made anew when shards were added."""
 
     def __init__(self, store: Store, taps: Sequence[int]) -> None:
         self.store, self.taps, self.folder = store, tuple(taps), store.path / FOLDER
-        listed: dict[str, str] = read_json(self.folder / INDEX)  # file -> sha256
-        self._index = {name: digest for name, digest in listed.items() if (self.folder / name).exists()}
+        listed = {name: entry for name, entry in read_json(self.folder / INDEX).items() if isinstance(entry, list)}
+        self._index = {name: Entry(*entry) for name, entry in listed.items() if (self.folder / name).exists()}
         self._slices = Slices(TENSOR)
         self._verified: set[str] = set()
-        self._offsets: dict[int, NDArray[np.int64]] = {}
+        self._lengths: dict[int, NDArray[np.int64]] = {}
+        self._places: dict[tuple[int, int], dict[int, tuple[str, int]]] = {}
 
-    def missing(self) -> list[tuple[int, list[int]]]:
-        """Shards that lack something, and the taps they lack."""
-        lacks = [(s, [t for t in self.taps if self.name(s, t) not in self._index]) for s in range(self._num_shards)]
-        return [(shard, taps) for shard, taps in lacks if taps and self._is_used(shard)]
+    def missing(self) -> list[Piece]:
+        """What rows to train on lack."""
+        out = []
+        for shard in range(len(self.store.shards)):
+            used, groups = self._used(shard), dict[tuple[int, ...], list[int]]()
+            for tap in self.taps:
+                lacking = tuple(row for row in used if row not in self._rows(shard, tap))
+                groups.setdefault(lacking, []).append(tap)
+            for rows, taps in groups.items():
+                if rows:
+                    out.append(Piece(shard, rows, taps, int(self.lengths(shard)[list(rows)].sum())))
+        return out
 
-    def name(self, shard: int, tap: int) -> str:
-        """The file of one shard and tap."""
-        return f"{tap:03d}-{self._name_of(shard)}"
-
-    def offsets(self, shard: int) -> NDArray[np.int64]:
-        """[rows + 1]: where each row's positions start in the shard's files."""
-        if shard not in self._offsets:
+    def lengths(self, shard: int) -> NDArray[np.int64]:
+        """[rows]: positions of each row of a shard."""
+        if shard not in self._lengths:
             table = self.store.table(shard)
-            lengths = np.diff(table.prompt_offsets) + np.diff(table.response_offsets) - 1
-            self._offsets[shard] = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-        return self._offsets[shard]
+            self._lengths[shard] = np.diff(table.prompt_offsets) + np.diff(table.response_offsets) - 1
+        return self._lengths[shard]
 
     def num_bytes(self) -> int:
         """On disk."""
@@ -76,52 +98,63 @@ class TapCache:
                 tap[row, : len(part)] = part
         return tuple(out)
 
-    def add(self, shard: int, states: dict[int, Tensor]) -> None:
-        """Write taps [positions, H] of a shard. Raises OSError."""
+    def add(self, piece: Piece, states: Sequence[Tensor]) -> None:
+        """Write the taps of a piece, each [positions, H]. Raises OSError."""
         written = {}
-        for tap, rows in states.items():
+        for tap, rows in zip(piece.taps, states, strict=True):
+            name = f"{self._stem(piece.shard, tap)}-{digest_of(piece.rows)[:8]}.safetensors"
             content = save({TENSOR: rows.contiguous()})
-            write_whole(self.folder / self.name(shard, tap), content)
-            written[self.name(shard, tap)] = hashlib.sha256(content).hexdigest()
+            write_whole(self.folder / name, content)
+            written[name] = Entry(hashlib.sha256(content).hexdigest(), list(piece.rows))
+            self._places.pop((piece.shard, tap), None)
         self._index |= written
         self._list()
 
     def drop_stale(self) -> None:
         """Remove what belongs to shards that are no more."""
-        current = {self._name_of(shard) for shard in range(self._num_shards)}
-        self._index = {name: digest for name, digest in self._index.items() if name.split("-", 1)[1] in current}
+        current = {self._shard_name(shard) for shard in range(len(self.store.shards))}
+        self._index = {name: entry for name, entry in self._index.items() if name[4:].rsplit("-", 1)[0] in current}
         for path in self.folder.glob("*.safetensors*"):
             if path.name not in self._index:
                 path.unlink()
         self._list()
 
     def _list(self) -> None:
-        write_whole(self.folder / INDEX, json.dumps(self._index, indent=1, sort_keys=True).encode())
+        write_whole(self.folder / INDEX, json.dumps(self._index, sort_keys=True).encode())
 
-    @property
-    def _num_shards(self) -> int:
-        return len(self.store.shards)
+    def _used(self, shard: int) -> list[int]:
+        return [i for i, key in enumerate(self.store.table(shard).column("key")) if key not in self.store.excluded]
 
-    def _is_used(self, shard: int) -> bool:
-        return any(key not in self.store.excluded for key in self.store.table(shard).column("key"))
+    def _rows(self, shard: int, tap: int) -> dict[int, tuple[str, int]]:
+        """Where each row that is kept lies: its file and its first position there."""
+        if (shard, tap) not in self._places:
+            found = self._places[shard, tap] = dict[int, tuple[str, int]]()
+            for name in sorted(name for name in self._index if name.startswith(f"{self._stem(shard, tap)}-")):
+                rows = self._index[name].rows
+                ends = np.cumsum(self.lengths(shard)[rows])
+                found |= {row: (name, int(end - self.lengths(shard)[row])) for row, end in zip(rows, ends, strict=True)}
+        return self._places[shard, tap]
 
-    def _name_of(self, shard: int) -> str:
+    def _stem(self, shard: int, tap: int) -> str:
+        return f"{tap:03d}-{self._shard_name(shard)}"
+
+    def _shard_name(self, shard: int) -> str:
         entry = self.store.shards[shard]
         digest = digest_of([self.store.identity, entry.files[f"rows-{entry.name}.parquet"]])
-        return f"{entry.name}-{digest[:16]}.safetensors"
+        return f"{entry.name}-{digest[:16]}"
 
     def _read(self, shard: int, row: int, tap: int, length: int) -> Tensor:
-        start, end = self.offsets(shard)[row : row + 2].tolist()
-        path = self.folder / self.name(shard, tap)
-        if path.name not in self._verified:
-            if not path.is_file() or file_digest(path) != self._index[path.name]:
+        name, start = self._rows(shard, tap)[row]
+        path = self.folder / name
+        if name not in self._verified:
+            if not path.is_file() or file_digest(path) != self._index[name].sha256:
                 raise UserError(f"{path} is damaged: remove {self.folder} and run the same command again")
-            self._verified.add(path.name)
-        return self._slices.read(path, start, min(end, start + length))
+            self._verified.add(name)
+        return self._slices.read(path, start, start + min(int(self.lengths(shard)[row]), length))
 
 
 def cache_taps(store: Store, target: Target, taps: Sequence[int], max_disk: str) -> TapCache | None:
-    """The taps of every shard that has rows to train on, what is missing computed now, the price being said first.
+    """The taps of every row to train on, what is missing computed now, the price being said first.
 
     None, and a line that says why, where they can't be kept: training then computes them in every step. An interrupted
     pass goes on where it stopped.
@@ -130,7 +163,7 @@ def cache_taps(store: Store, target: Target, taps: Sequence[int], max_disk: str)
     missing = cache.missing()
     if not missing:
         return cache
-    states = sum(int(cache.offsets(shard)[-1]) * len(lacking) for shard, lacking in missing)
+    states = sum(piece.positions * len(piece.taps) for piece in missing)
     price = states * target.hidden_size * DTYPE.itemsize
     there = cache.num_bytes() + store.num_bytes
     disk = f"{format_bytes(price)} of disk beside {format_bytes(there)}, data.max_disk is {max_disk}"
@@ -155,29 +188,29 @@ def cache_taps(store: Store, target: Target, taps: Sequence[int], max_disk: str)
 
 def _fill(cache: TapCache, target: Target) -> None:
     missing = cache.missing()
-    with PassProgress("taps", "positions", sum(int(cache.offsets(shard)[-1]) for shard, _ in missing)) as progress:
-        for shard, taps in missing:
-            cache.add(shard, dict(zip(taps, _states(cache, shard, taps, target), strict=True)))
-            progress.advance(int(cache.offsets(shard)[-1]))
+    with PassProgress("taps", "positions", sum(piece.positions for piece in missing)) as progress:
+        for piece in missing:
+            cache.add(piece, _states(cache, piece, target))
+            progress.advance(piece.positions)
 
 
 @torch.no_grad()
-def _states(cache: TapCache, shard: int, taps: Sequence[int], target: Target) -> list[Tensor]:
-    """Each tap [positions, H] of one shard."""
-    texts, starts = zip(*_texts(cache, shard), strict=True)
-    total = int(cache.offsets(shard)[-1])
-    out = [torch.empty(total, target.hidden_size, dtype=DTYPE) for _ in taps]
+def _states(cache: TapCache, piece: Piece, target: Target) -> list[Tensor]:
+    """Each tap [positions, H] of a piece."""
+    texts, starts = zip(*_texts(cache, piece), strict=True)
+    out = [torch.empty(piece.positions, target.hidden_size, dtype=DTYPE) for _ in piece.taps]
     for group in similar_lengths([len(text) for text in texts]):
         tokens = right_padded([texts[i] for i in group]).to(target.device)
         lengths = torch.tensor([len(texts[i]) for i in group])
-        for kept, states in zip(out, target.states(tokens, lengths, taps), strict=True):
+        for kept, states in zip(out, target.states(tokens, lengths, piece.taps), strict=True):
             for row, i in enumerate(group):
                 kept[starts[i] : starts[i] + len(texts[i])] = states[row, : len(texts[i])].to("cpu", DTYPE)
     return out
 
 
-def _texts(cache: TapCache, shard: int) -> Iterator[tuple[list[int], int]]:
+def _texts(cache: TapCache, piece: Piece) -> Iterator[tuple[list[int], int]]:
     """The ids of every row without the last one, and where its positions start."""
-    table, offsets = cache.store.table(shard), cache.offsets(shard)
-    for row in range(len(table)):
-        yield [*table.prompt(row).tolist(), *table.response(row).tolist()][:-1], int(offsets[row])
+    table, start = cache.store.table(piece.shard), 0
+    for row in piece.rows:
+        yield [*table.prompt(row).tolist(), *table.response(row).tolist()][:-1], start
+        start += int(cache.lengths(piece.shard)[row])

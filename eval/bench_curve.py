@@ -14,6 +14,7 @@ from conf.errors import UserError
 from conf.paths import machine, record, versions, write_json
 from conf.schema import CurveConfig
 from conf.units import parse_seconds
+from data.files import lock_folder
 
 from .against import with_interval
 from .bench_drafters import store_facts
@@ -41,8 +42,9 @@ def run(cfg: CurveConfig, overrides: Sequence[str]) -> None:
     record(cfg, plan.folder)
     most = cfg.curve.tokens[-1]
     prompts = max(cfg.data.prompts, most // TOKENS_A_PROMPT)
-    collect(plan, f"data.response_tokens={max(cfg.data.response_tokens, most)}", f"data.prompts={prompts}")
-    rows = rows_of(list(run_jobs(jobs, plan.store, JobProgress(jobs))))
+    with lock_folder(plan.folder, "comparison"):
+        collect(plan, f"data.response_tokens={max(cfg.data.response_tokens, most)}", f"data.prompts={prompts}")
+        rows = rows_of(list(run_jobs(jobs, plan.store, JobProgress(jobs))))
     curve = finite(curve_of(cfg, rows))
     if not any(curve[axis]["points"] for axis in AXES):
         why = "; ".join(dict.fromkeys(why for row in rows for why in row.failed.values()))

@@ -14,6 +14,7 @@ from conf.compose import load
 from conf.errors import ConfigError, UserError
 from conf.paths import machine, record, versions, write_json
 from conf.schema import CompareConfig, ObjectiveKind
+from data.files import lock_folder
 from data.store import Store
 
 from .against import with_interval
@@ -34,8 +35,9 @@ def run(cfg: CompareConfig, overrides: Sequence[str]) -> None:
     plan = Plan.of(cfg, overrides, "drafters", "compare", FEW_VALIDATIONS, "drafter.tune_length=true")
     jobs = drafter_jobs(cfg, plan)
     record(cfg, plan.folder)
-    collect(plan)
-    outcomes = list(run_jobs(jobs, plan.store, JobProgress(jobs)))
+    with lock_folder(plan.folder, "comparison"):
+        collect(plan)
+        outcomes = list(run_jobs(jobs, plan.store, JobProgress(jobs)))
     figures = finite(compared(cfg, outcomes, plan.store))
     show(figures)
     write_json(plan.folder / NAME, figures)

@@ -10,6 +10,7 @@ from conf.digest import digest_of, plain
 from conf.errors import UserError
 from conf.paths import ROOT, read_json, record, record_command, run_dir, timed
 from conf.schema import DrafterConfig, RunConfig, TargetConfig, TreeConfig
+from data.files import lock_folder
 from data.revisions import bench_sources, revision_of
 from inference.load import device_memory, load_target, precheck, wants_kernel
 from inference.target import Target
@@ -44,19 +45,25 @@ def run(cfg: RunConfig) -> None:
     """
     folder = run_dir(cfg)
     path, digest = folder / "report.json", evaluation_digest(cfg, drafter_place(cfg))
-    report = read_json(path)
+    with lock_folder(folder, "evaluate"):
+        report = with_findings(folder, found_or_made(cfg, folder, digest))
+    print_table(report)
+    print_against(report)
+    print(path)
+    if not is_lossless(report["lossless"]):
+        raise UserError(f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}")
+
+
+def found_or_made(cfg: RunConfig, folder: Path, digest: str) -> dict[str, Any]:
+    """report.json of the same settings, or a new one."""
+    report = read_json(folder / "report.json")
     if report.get("digest") != digest:
         if (folder / "config.yaml").exists():  # of the training
             record_command(folder)
         else:
             record(cfg, folder)
         report = evaluate(cfg, folder, digest)
-    report = with_findings(folder, report)
-    print_table(report)
-    print_against(report)
-    print(path)
-    if not is_lossless(report["lossless"]):
-        raise UserError(f"NOT LOSSLESS: the speculative output is not the target's own; see lossless in {path}")
+    return report
 
 
 def evaluation_digest(cfg: RunConfig, where: str) -> str:

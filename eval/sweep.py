@@ -23,6 +23,7 @@ from conf.paths import machine, record, run_dir, versions, write_json
 from conf.schema import SweepConfig
 from conf.sweeping import parse_context
 from conf.units import parse_seconds
+from data.files import lock_folder
 from data.revisions import bench_sources, revision_of
 from inference.artifact import KINDS
 from inference.load import load_target, precheck
@@ -156,7 +157,8 @@ def run(cfg: SweepConfig) -> None:
     missing = [cell for cell in reachable if not finished(cfg, cell)]
     print(f"sweep: {len(reachable)} cells, {len(reachable) - len(missing)} of them finished", flush=True)
     if missing:
-        measure(sweep, missing, budget)
+        with lock_folder(folder, "sweep"):
+            measure(sweep, missing, budget)
     figures = finite(summary(sweep, budget))
     draw_sweep(figures, folder / "sweep.png")
     write_whole(folder / "sweep.html", sweep_page(figures).encode())

@@ -9,6 +9,7 @@ from conf.errors import UserError, require
 from conf.exits import AUTO
 from conf.paths import read_json, record, run_dir, write_json
 from conf.schema import EarlyExitConfig, LmConfig, RunConfig
+from data.files import lock_folder
 from data.hub import store_folder
 from data.manifest import NAME
 from data.store import Store
@@ -44,8 +45,8 @@ def run(cfg: RunConfig) -> None:
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
     processes = accelerator.num_processes
     require(processes == 1, "launcher.num_processes", processes, "1 with mode=online")
-    target = load_target(cfg.target)
-    train(cfg, path, target, accelerator)
+    with lock_folder(path, "train"):
+        train(cfg, path, load_target(cfg.target), accelerator)
     print(path / "timing" / "train.json", flush=True)
 
 

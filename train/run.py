@@ -1,5 +1,6 @@
 """The training stage: target, store and configuration in; `drafter/` and `timing/train.json` out."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 from accelerate import Accelerator
@@ -7,6 +8,7 @@ from accelerate import Accelerator
 from conf.digest import digest_of
 from conf.paths import read_json, record, run_dir, timed
 from conf.schema import RunConfig
+from data.files import lock_folder
 from inference.artifact import save_drafter
 from inference.drafters import build
 from inference.load import device_of, load_target, precheck
@@ -36,11 +38,12 @@ def run(cfg: RunConfig) -> None:
     precheck(cfg)
     path = run_dir(cfg)
     accelerator = make_accelerator(cfg, device_of(cfg.target.device))
-    target = load_target(cfg.target)
-    if cfg.drafter.trains:
-        train(cfg, path, target, accelerator)
-    elif accelerator.is_main_process:
-        write_untrained(cfg, path, target)
+    with lock_folder(path, "train") if accelerator.is_main_process else nullcontext():
+        target = load_target(cfg.target)
+        if cfg.drafter.trains:
+            train(cfg, path, target, accelerator)
+        elif accelerator.is_main_process:
+            write_untrained(cfg, path, target)
     if accelerator.is_main_process:
         print(path / "timing" / "train.json", flush=True)
 

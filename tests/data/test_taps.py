@@ -14,7 +14,7 @@ from data import taps as taps_module
 from data.loader import Loader
 from data.rows import Row
 from data.store import Store
-from data.taps import TapCache, cache_taps
+from data.taps import cache_taps
 from inference.target import Target
 from tiny import tiny_model
 
@@ -87,25 +87,35 @@ def test_batches_come_with_the_targets_states(store: Store, target: Target) -> N
 def test_only_positions_that_are_used_are_kept(store: Store, target: Target) -> None:
     cache = cache_taps(store, target, (1,), ROOM)
     assert cache is not None
-    used, headers = sum(p + r - 1 for p, r in LENGTHS), 3 * 128
-    assert sum(int(cache.offsets(shard)[-1]) for shard in range(3)) == used
+    used, headers = sum(p + r - 1 for i, (p, r) in enumerate(LENGTHS) if i != 3), 3 * 128  # k3 is excluded
     assert used * 32 * 2 < cache.num_bytes() < used * 32 * 2 + headers
 
 
-def test_a_part_of_a_store_needs_and_keeps_the_same_files(
+def test_what_is_trained_on_later_comes_beside_what_is_there(
     store: Store, target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Store.open(store.path, write=True) as writing:
-        writing.exclude({f"k{i}": LENGTHS[i][1] for i in range(5)})  # all rows of two shards
-    asked, part = Asked(target, monkeypatch), Store.open(store.path)
-    cache_taps(part, target, (1,), ROOM)
-    assert len(asked.taps) == 1
-    with Store.open(store.path, write=True) as writing:
-        writing.exclude({})
-    cache_taps(Store.open(store.path), target, (1,), ROOM)
-    assert len(asked.taps) == 3
-    cache_taps(part, target, (2,), ROOM)
-    assert len(files(store)) == 4 and len(asked.taps) == 4
+    """A part of the store, then another with which it shares rows, then all: every row is read once."""
+    asked, parts = Asked(target, monkeypatch), [("k0", "k5"), ("k0", "k1", "k4"), tuple(f"k{i}" for i in range(7))]
+    for part, forwards, kept in zip(parts, (2, 4, 6), (2, 4, 6), strict=True):
+        few = store.without({row.key: 1 for row in store.rows() if row.key not in part})
+        cache_taps(few, target, (1,), ROOM)
+        assert (len(asked.taps), len(files(store))) == (forwards, kept)
+        for batch in Loader(few, batch_tokens=99, seed=0, taps=cache_taps(few, target, (1,), ROOM)).epoch():
+            true = target.read(batch.tokens, batch.lengths, (1,)).taps[0]
+            for b, key in enumerate(batch.keys):
+                end = int(batch.lengths[b]) - 1
+                torch.testing.assert_close(batch.taps[0][b, :end].float(), true[b, :end], rtol=2**-8, atol=1e-6)
+                assert key in part
+    cache_taps(store, target, (2,), ROOM)
+    assert len(files(store)) == 9 and len(asked.taps) == 9
+
+
+def test_an_index_of_another_form_is_made_anew(store: Store, target: Target) -> None:
+    cache_taps(store, target, (1,), ROOM)
+    before, index = files(store), store.path / "taps" / "index.json"
+    index.write_text(json.dumps(dict.fromkeys(before, "a digest alone")))
+    cache_taps(store, target, (1,), ROOM)
+    assert files(store) == before
 
 
 def test_kinds_share_what_they_have_in_common(
@@ -129,7 +139,7 @@ def test_the_price_is_said_and_above_the_limit_nothing_is_kept(
     assert "data.max_disk is 3KB: not kept but recomputed in every step" in line
     assert not (store.path / "taps").exists()
     assert cache_taps(store, target, (0, 2), ROOM) is not None
-    price = sum(int(TapCache(store, ()).offsets(shard)[-1]) for shard in range(3)) * 2 * 32 * 2
+    price = sum(p + r - 1 for i, (p, r) in enumerate(LENGTHS) if i != 3) * 2 * 32 * 2
     assert f"taps 0, 2 of the target: {price / 1000:.1f} KB of disk" in capsys.readouterr().out
 
 

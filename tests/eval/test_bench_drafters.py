@@ -16,6 +16,7 @@ import eval.stage
 from conf.cli import guarded
 from conf.compose import load
 from conf.errors import ConfigError, UserError
+from data.files import lock_folder
 from eval.bench_drafters import lines, run, show
 from eval.compare import Row, SeedResult, fastest, objective_gains, row_figures
 from eval.replayed import Replayed
@@ -93,6 +94,11 @@ def test_every_kind_is_a_row_and_one_that_fails_says_why(
     again = compare(tmp_path, "compare.kinds=[ngram,hydra]")
     assert started == ["data"] and texts.read_bytes() == written
     assert again["rows"] == [r for r in figures["rows"] if r["kind"] != "eagle3"]
+
+
+def test_a_second_comparison_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    with lock_folder(tmp_path, "comparison"), pytest.raises(UserError, match=r"another process \(comparison\)"):
+        compare(tmp_path)
 
 
 def test_a_comparison_without_any_figure_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

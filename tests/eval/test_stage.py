@@ -13,6 +13,7 @@ from huggingface_hub import ModelCard
 from conf.compose import load
 from conf.errors import UserError
 from conf.paths import read_json, write_json
+from data.files import lock_folder
 from eval import preflight, publish, stage
 from eval.records import Partial
 from eval.subject import drafter_place
@@ -211,6 +212,14 @@ def test_another_verdict_than_lossless_fails_the_stage(run_folder: Path, tmp_pat
     write_json(tmp_path / "report.json", report)
     with pytest.raises(UserError, match="NOT LOSSLESS"):
         stage.run(cfg)
+
+
+def test_a_second_evaluation_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    with (
+        lock_folder(tmp_path, "evaluate"),
+        pytest.raises(UserError, match=r"another process \(evaluate\)"),
+    ):
+        stage.run(evaluate_config(tmp_path, "evaluate", "drafter=ngram"))
 
 
 def test_named_refusals(tmp_path: Path) -> None:

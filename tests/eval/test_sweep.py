@@ -12,6 +12,7 @@ import torch
 from conf.compose import load
 from conf.errors import UserError
 from conf.paths import read_json, write_json
+from data.files import lock_folder
 from eval import sweep
 from eval.pages import with_findings
 from eval.sweep_cells import Place
@@ -75,6 +76,12 @@ def test_what_is_finished_is_not_measured_again(
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "sweep: 16 cells, 16 of them finished" and said[-1] == str(swept / "sweep.json")
     assert read_json(swept / "sweep.json")["cells"] == before
+
+
+def test_a_second_sweep_of_the_same_run_is_refused(tmp_path: Path) -> None:
+    few = ["drafter=ngram", "drafter.draft_vocab_size=0"]
+    with lock_folder(tmp_path, "sweep"), pytest.raises(UserError, match=r"another process \(sweep\)"):
+        sweep.run(config(tmp_path, *few))
 
 
 def test_a_killed_sweep_goes_on_with_what_is_missing(

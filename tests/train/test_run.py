@@ -36,6 +36,7 @@ from conf.schema import (
     TargetConfig,
     TrackingConfig,
 )
+from data.files import lock_folder
 from data.identity import store_identity
 from data.store import Store
 from inference.artifact import load_drafter, read_about
@@ -220,6 +221,14 @@ def test_other_settings_in_the_same_run_are_refused(run_dir: Path, tiny_text_fol
     with pytest.raises(UserError, match=r"checkpoint\.choose_tokens \(checkpoint 12, now 13\)"):  # τ of other texts
         chosen = CheckpointConfig(validations=2, choose_prompts=4, choose_tokens=13)
         run(config(run_dir, tiny_text_folder, optim=OptimConfig(batch_tokens=128, max_steps=2), checkpoint=chosen))
+
+
+def test_a_second_training_in_the_same_run_is_refused(run_dir: Path, tiny_text_folder: Path) -> None:
+    with (
+        lock_folder(run_dir, "train"),
+        pytest.raises(UserError, match=r"is being written by another process \(train\): wait for it, or stop it"),
+    ):
+        run(config(run_dir, tiny_text_folder))
 
 
 def test_a_store_of_another_target_is_refused(run_dir: Path, tiny_text_folder: Path) -> None:
