@@ -221,6 +221,7 @@ class CertifyConfig(RunConfig):
     draws: int = 60_000  # tokens tested against the target's exact probabilities
     continuations: int = 512  # of a prefix, speculative and as many plain: the two-sample tests
     texts: int = 180_000  # drawn on the toy
+    clean_runs: int = 0  # of the toy's test as evaluations make it, to count false alarms in; 200 take minutes
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,4 +229,5 @@ class CertifyConfig(RunConfig):
             require(getattr(self, key) >= 1, key, getattr(self, key), ">= 1")
         for key in ("draws", "continuations", "texts"):
             require(getattr(self, key) >= 100, key, getattr(self, key), ">= 100")
+        require(self.clean_runs >= 0, "clean_runs", self.clean_runs, "0 (none) or more")
         require(all(d in DTYPES for d in self.dtypes), "dtypes", self.dtypes, f"a list of {', '.join(DTYPES)}")

@@ -36,6 +36,7 @@ from .toy import (
 
 ERROR, VISIBLE = 1e-9, 1e-6  # of a text's probability: at most without a fault, at least with one
 LEVEL, POWER = 1e-4, 0.95
+BIAS = 0.01  # total variation of the toy that the power is stated for, too
 TEXTS = 6000  # drawn in every evaluation
 BATCH = 1000
 SAMPLINGS = (Sampling(1.0), Sampling(0.9, top_p=0.8, repetition_penalty=1.5))
@@ -59,6 +60,10 @@ def certificate(
         "power": {
             "power": POWER, "level": LEVEL, "toy": drawn.smallest_bias(LEVEL, POWER),
             "target": None if sampled is None else sampled["smallest_bias"],
+            "sees": {
+                "toy": {"bias": BIAS, "power": drawn.power(BIAS, LEVEL)},
+                "target": None if sampled is None else sampled["sees"],
+            },
         },
         "mutations": plant_all(rule, seed),
         "seconds": round(time.perf_counter() - started, 2),
@@ -154,9 +159,15 @@ def certificate_lines(certificate: dict[str, Any]) -> list[str]:
         f"enumerated in float64: the probability of every text of up to {toy['length']} tokens over a vocabulary of "
         f"{toy['vocabulary']} is plain decoding's to {toy['largest_error']:.1g} ({kinds}{bare})",
         f"drawn with {who}: {drawn['texts']:,} of these texts against their law, p = {drawn['p_value']:.4g}; a bias "
-        f"of {power['toy']:.1%} total variation would have been seen with probability {power['power']:g}",
+        f"of {power['toy']:.1%} total variation would have been seen with probability {power['power']:g}"
+        f"{sees(power.get('sees', {}).get('toy'))}",
         f"planted faults that these checks caught: {mutations['caught']} of {mutations['planted']}{missed}",
     ]
+
+
+def sees(stated: dict[str, float | None] | None) -> str:
+    """' (one of 1%: 0.997)'; nothing where it is not known."""
+    return f" (one of {stated['bias']:.0%}: {stated['power']:.3f})" if stated and stated["power"] is not None else ""
 
 
 def words(sampling: Sampling) -> str:

@@ -33,6 +33,7 @@ from inference.sampling import Sampling
 from inference.target import Target
 
 from .certificate import certificate
+from .false_alarms import alarm_lines, false_alarms
 from .lossless import GreedyPair, greedy_check, noise_of
 from .report import finite, is_lossless
 from .sampled import BATCH, choose_prefixes
@@ -51,7 +52,8 @@ Texts = list[tuple[list[int], list[int]]]
 def run(cfg: CertifyConfig) -> None:
     """Certify every drafter named; the last line is the path of certificate.json.
 
-    Raises UserError: no such drafter, or an output that is not the target's own.
+    Raises UserError: no such drafter, an output that is not the target's own, or a toy's test that is not as often
+    wrong as it says.
     """
     folder = run_dir(cfg)
     record(cfg, folder)
@@ -67,6 +69,9 @@ def run(cfg: CertifyConfig) -> None:
     failed = [name for name, found in certificates.items() if not found["lossless"]]
     if failed:
         raise UserError(f"NOT LOSSLESS: {', '.join(failed)}; see {path}")
+    loud = [name for name, found in certificates.items() if (f := found["false_alarms"]) and not f["within"]]
+    if loud:
+        raise UserError(f"the toy's test of {', '.join(loud)} is not as often wrong as its level says; see {path}")
 
 
 def certify(cfg: CertifyConfig, kept: Path) -> dict[str, dict[str, Any]]:
@@ -170,7 +175,8 @@ def certified(
     checks = [{"greedy": g, "sampled": None} for g in greedy.values()]
     checks.append({"greedy": None, "sampled": exact, "certificate": found})
     holds = all(map(is_lossless, checks)) and two["p_value"] > two["level"]
-    return {**found, "lossless": holds}
+    alarms = false_alarms(drafted.config, cfg.bench.rule, cfg.clean_runs, cfg.seed) if cfg.clean_runs else None
+    return {**found, "false_alarms": alarms, "lossless": holds}
 
 
 def both_ways(cfg: CertifyConfig, target: Target, drafted: Subject, texts: Texts) -> Samples:
@@ -200,6 +206,8 @@ def show(certificates: dict[str, dict[str, Any]]) -> None:
         lines += lossless_lines({"greedy": None, "sampled": found["sampled"], "certificate": found})
         two = found["sampled"]["two_sample"]
         lines.append(f"two samples of {two['texts'] // 2:,} texts, speculative and plain: p = {two['p_value']:.4g}")
+        if found["false_alarms"] is not None:
+            lines += alarm_lines(found["false_alarms"])
         for line in lines:
             console.print(f"  {line}", markup=False)
 

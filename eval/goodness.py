@@ -63,16 +63,23 @@ class GTest:
         4 n TV^2 by Cauchy and Schwarz.
         """
         from scipy.optimize import brentq
-        from scipy.stats import chi2, ncx2
+        from scipy.stats import chi2
 
         if self.dof == 0:
             return float("nan")
-        critical = chi2.isf(level, self.dof)
+        most = 20 * float(chi2.isf(level, self.dof))
+        needed = brentq(lambda noncentrality: self._seen(noncentrality, level) - power, 1e-9, most)
+        return math.sqrt(needed / (4 * self.draws))
 
-        def lack(noncentrality: float) -> float:
-            return float(ncx2.sf(critical, self.dof, noncentrality)) - power
+    def power(self, bias: float, level: float) -> float:
+        """The least probability that a test at `level` sees a total variation distance of `bias`, whatever its form (as
+        in `smallest_bias`); nan without data."""
+        return self._seen(4 * self.draws * bias**2, level) if self.dof > 0 else float("nan")
 
-        return math.sqrt(brentq(lack, 1e-9, 20 * critical) / (4 * self.draws))
+    def _seen(self, noncentrality: float, level: float) -> float:
+        from scipy.stats import chi2, ncx2
+
+        return float(ncx2.sf(chi2.isf(level, self.dof), self.dof, noncentrality))
 
 
 def chance_above(statistic: float, dof: int) -> float:

@@ -42,6 +42,7 @@ LONG = 16  # response tokens in a prefix
 BEFORE_END = 2  # tokens that a prefix near the end of its text lacks of it
 FREQUENT = 30  # ids with a bucket of their own
 MIN_P_VALUE, POWER = 1e-4, 0.95
+BIAS = 0.03  # total variation that the power is stated for, too
 
 
 @dataclass
@@ -77,8 +78,17 @@ class SampledTest:
     def smallest_bias(self) -> float | None:
         """GTest.smallest_bias at the places with a test of their own; None without any. Of the rare places it says
         nothing: whether a bias shows in what the transform makes of them depends on its form."""
+        own = self._own()
+        return None if own is None else own.smallest_bias(MIN_P_VALUE / 3, POWER)
+
+    def sees(self) -> dict[str, float | None]:
+        """The probability of seeing BIAS there."""
+        own = self._own()
+        return {"bias": BIAS, "power": None if own is None else own.power(BIAS, MIN_P_VALUE / 3)}
+
+    def _own(self) -> GTest | None:
         draws = sum(test.draws for test in self.by_position.values())
-        return replace(self.test, draws=draws).smallest_bias(MIN_P_VALUE / 3, POWER) if draws else None
+        return replace(self.test, draws=draws) if draws else None
 
     def figures(self) -> dict[str, Any]:
         """lossless.sampled of report.json."""
@@ -90,7 +100,7 @@ class SampledTest:
             "token_frequencies": self.marginals.token_frequencies(), "lengths": self.marginals.lengths(),
             "continuations": self.continuations, "new_tokens": list(NEW_TOKENS), "rounds": self.rounds,
             "accepted_draft_tokens": self.accepted, "temperatures": [s.temperature for s in SAMPLINGS],
-            "smallest_bias": self.smallest_bias(), "power": POWER, "level": MIN_P_VALUE,
+            "smallest_bias": self.smallest_bias(), "power": POWER, "level": MIN_P_VALUE, "sees": self.sees(),
         }  # fmt: skip
 
 

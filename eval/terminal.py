@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from .certificate import certificate_lines
+from .certificate import certificate_lines, sees
 from .records import measured_there, runs, temperature_name
 from .report import Report
 
@@ -121,6 +121,5 @@ def _power(sampled: dict[str, Any]) -> str:
         return ""
     return (
         f"; a bias of {sampled['smallest_bias']:.1%} total variation where texts often pass would have been seen with "
-        "probability "
-        f"{sampled['power']:g}"
+        f"probability {sampled['power']:g}{sees(sampled.get('sees'))}"
     )

@@ -71,12 +71,16 @@ def test_the_products_loop_is_certified(whole: dict[str, Any]) -> None:
     assert mutations == {"planted": len(MUTATIONS), "caught": len(MUTATIONS), "missed": []} and len(MUTATIONS) >= 10
     assert toy["drawn"]["drafter"] == "lookup+hydra"
     assert 0.01 < whole["power"]["toy"] < 0.2 and whole["power"]["target"] is None
+    assert 0 < whole["power"]["sees"]["toy"]["power"] < 0.95 and whole["power"]["sees"]["target"] is None
 
 
 def test_its_sentences_say_what_was_found(whole: dict[str, Any]) -> None:
     lines = " ".join(certificate_lines(whole))
     assert f"{len(MUTATIONS)} of {len(MUTATIONS)}" in lines and "(hydra, lm, ngram; no lookup in front" in lines
     assert "drawn with lookup+hydra: 2,000 of these texts" in lines
+    assert f" (one of 1%: {whole['power']['sees']['toy']['power']:.3f})" in lines
+    unstated = {key: value for key, value in whole["power"].items() if key != "sees"}
+    assert "one of 1%" not in " ".join(certificate_lines({**whole, "power": unstated}))
     earlier = {key: value for key, value in whole["enumeration"]["drawn"].items() if key != "drafter"}
     before = certificate_lines({**whole, "enumeration": {**whole["enumeration"], "drawn": earlier}})
     assert "(hydra, lm, ngram)" in before[0] and before[1].startswith("drawn with lm: 2,000")

@@ -14,6 +14,7 @@ from conf.paths import read_json
 from eval import certify
 from eval.certificate import cases_of_all, plant_all
 from eval.certify import decoded, slug
+from eval.false_alarms import counted
 from eval.goodness import GTest
 from eval.mutations import MUTATIONS
 from inference.artifact import save_drafter
@@ -142,8 +143,25 @@ def test_a_loop_that_is_wrong_is_not_certified(
     assert read_json(tmp_path / "certificate.json")["drafters"]["lm"]["lossless"] is False
 
 
+def test_false_alarms_are_counted_where_they_are_asked_for(
+    certified: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert all(one["false_alarms"] is None for one in read_json(certified / "certificate.json")["drafters"].values())
+    cfg = config(tmp_path, "drafters=[lm]", "dtypes=[float32]", "prompts=1", "draws=100", "clean_runs=200")
+    asked: list[int] = []
+    wrong = counted([0.01] * 200)
+    monkeypatch.setattr(
+        certify, "false_alarms", lambda *args: asked.append(args[2]) or {"drafter": "lm", "texts": 9, **wrong}
+    )
+    with pytest.raises(UserError, match="the toy's test of lm is not as often wrong as its level says"):
+        certify.run(cfg)
+    assert asked == [200] and "200 false alarms at level 0.05 (100.00%; " in capsys.readouterr().out
+    assert read_json(tmp_path / "certificate.json")["drafters"]["lm"]["lossless"] is True
+
+
 @pytest.mark.parametrize("override, line", [
     ("prompts=0", "prompts = 0 is not allowed; allowed: >= 1"),
+    ("clean_runs=-1", "clean_runs = -1 is not allowed; allowed: 0 (none) or more"),
     ("draws=5", "draws = 5 is not allowed; allowed: >= 100"),
     ("dtypes=[int8]", "dtypes = ['int8'] is not allowed; allowed: a list of float32"),
 ])  # fmt: skip
@@ -157,6 +175,7 @@ def test_the_default_texts_of_the_toy_show_a_bias_of_a_percent() -> None:
     """30 degrees of freedom: what `power` of the certificate states."""
     cfg = load("certify", [])
     assert GTest(dof=30, draws=cfg.texts).smallest_bias(1e-4, 0.95) <= 0.01
+    assert GTest(dof=30, draws=cfg.texts).power(0.01, 1e-4) >= 0.95
 
 
 def test_no_drafter_is_one_line(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ def test_the_smallest_bias_is_seen_as_often_as_it_says_and_a_smaller_one_is_not(
 
     assert 180 <= seen(bias) <= 199  # 190 expected
     assert seen(bias / 2) < 100
+    assert test.power(bias, 1e-3) == pytest.approx(0.95) and test.power(bias / 2, 1e-3) < 0.5
     assert math.isnan(GTest().smallest_bias(1e-3, 0.95))
+    assert math.isnan(GTest().power(0.1, 1e-3))
 
 
 def test_rare_contexts_are_compared_together() -> None:

@@ -65,6 +65,7 @@ def test_the_products_loop_passes_over_whole_texts(target: Target, hydra: HydraD
     assert out.rounds / 20 < out.accepted
     figures = out.figures()
     assert figures["draws"] >= 20000 and 0.01 < figures["smallest_bias"] < 0.1
+    assert (figures["sees"]["power"] > 0.95) is (figures["smallest_bias"] < 0.03)
     assert figures["smallest_bias"] > out.test.smallest_bias(MIN_P_VALUE / 3, 0.95)  # rare places add nothing to it
     assert figures["p_value"] == min(1.0, 3 * min(figures["places_p_value"], *others(figures)))
     assert figures["lengths"]["ended"] > 0 and figures["token_frequencies"]["dof"] > 0
@@ -77,6 +78,7 @@ def test_without_a_place_that_is_often_visited_no_bias_is_promised_to_be_seen(
 ) -> None:
     out = sampled_check(target, hydra, PREFIXES, 60, num_spec_tokens=3, batch=20)
     assert out.test.draws > 0 and not out.by_position and out.figures()["smallest_bias"] is None
+    assert out.figures()["sees"] == {"bias": 0.03, "power": None}
 
 
 def others(figures: dict[str, Any]) -> list[float]:
