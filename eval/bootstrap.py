@@ -52,6 +52,17 @@ def bootstrap_difference(
     return headline(ours) - headline(theirs), bounds
 
 
+def bootstrap_quotient(
+    above: Pairs, below: Pairs, draws: int, seed: int = 0, level: float = 0.95
+) -> tuple[float, float]:
+    """Percentile interval of ratio(above) / ratio(below), two figures of the same prompts in the same order: each draw
+    resamples the prompts once, for both. Prompts that either has nothing to divide by are left out; (nan, nan) with
+    fewer than two others."""
+    both = [pair for pair in zip(above, below, strict=True) if pair[0][1] > 0 and pair[1][0] > 0 and pair[1][1] > 0]
+    ours, theirs = (resampled({"": [pair[side] for pair in both]}, draws, seed) for side in (0, 1))
+    return quantiles(ours / theirs, level) if len(ours) else (float("nan"), float("nan"))
+
+
 def resampled(groups: Mapping[str, Pairs], draws: int, seed: int) -> NDArray[np.float64]:
     """Headlines [draws] of resampled prompts; empty with fewer than two prompts. The same seed picks the same prompts
     of groups of the same size."""

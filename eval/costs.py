@@ -26,7 +26,7 @@ ORDER = (  # (batch, context), the most telling first: what time does not allow 
     (4, 1024), (16, 1024), (32, 1024), (2, 4096), (4, 4096), (8, 4096), (16, 4096), (32, 4096),
 )  # fmt: skip
 REPEATS, LEAST = 5, 2  # timings of which the median is taken, and how many there must be
-NO_TIME = "no time left; raise plan.budget"
+NO_TIME = "no time left; raise the budget"
 
 Action = Callable[[], Any]
 

@@ -11,10 +11,13 @@ exit has a share of the verification behind it already. Drafts of changing lengt
 are not averaged but simulated, round by round, on texts that the target wrote.
 """
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
+
+import numpy as np
 
 from inference.acceptance import LOOKUP, Round, forecast_length
 
@@ -26,11 +29,17 @@ DRAFTER, MIXED = "drafter", "mixed"  # where the drafts of a round come from, if
 
 @dataclass(frozen=True)
 class Machine:
-    """Costs that no drafter has a part in. factor: what rounds took in earlier evaluations over what was predicted."""
+    """Costs that no drafter has a part in. factors: by batch, what rounds took in earlier evaluations over what was
+    predicted."""
 
     verify: CostGrid
     loop: LoopCost
-    factor: float = 1.0
+    factors: Mapping[int, float] = field(default_factory=lambda: {1: 1.0})
+
+    def factor(self, batch: int) -> float:
+        """What rounds of `batch` rows take over what their parts do; straight over doublings between known batches."""
+        known = sorted(self.factors)
+        return float(np.interp(math.log2(batch), [math.log2(b) for b in known], [self.factors[b] for b in known]))
 
     def step(self, batch: int = 1, context: float = CONTEXTS[0]) -> float:
         """Seconds of one step of plain decoding."""
@@ -44,7 +53,7 @@ class Machine:
         drafting = 0.0 if origin == LOOKUP else draft.seconds(k, batch, context)
         share = draft.share(k + 1) if origin == DRAFTER and k > 0 else 1.0
         loop = self.loop.certain(batch) if origin == LOOKUP else self.loop.drawn(batch)
-        return self.factor * (drafting + share * self.verify.seconds(k + 1, batch, context) + loop)
+        return self.factor(batch) * (drafting + share * self.verify.seconds(k + 1, batch, context) + loop)
 
 
 def chain_speedup(

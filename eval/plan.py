@@ -74,7 +74,8 @@ def make_plan(
     verify = verification_cost(target, budget.part(SHARES["verify"]), memory)
     roof = roofline(target, verify, budget.part(SHARES["roof"]), watch)
     batches = [b for b in (1, 8) if b in verify.batches]
-    costs = Machine(verify, loop_cost(target, verify, batches, budget.part(SHARES["loop"]), Sampling()), history.factor)
+    loop = loop_cost(target, verify, batches, budget.part(SHARES["loop"]), Sampling())
+    costs = Machine(verify, loop, history.factors)
     store, pilot = store_of(cfg, folder), None
     if cfg.plan.pilot is not None:
         pilot, budget = piloted(cfg, arguments, folder, store, verify, budget)
@@ -90,7 +91,7 @@ def make_plan(
     return {
         **cost_figures(costs, roof), "kinds": figures, "recommendation": recommendation(figures, verify),
         "texts": {"count": len(texts), "from": "written" if store is None else str(store), "lookup": hit_curve(texts)},
-        "history": {"evaluations": history.evaluations, "factor": history.factor, "spread": history.spread},
+        "history": {"evaluations": history.evaluations, "factors": history.factors, "spread": history.spread},
         "left_out": budget.left_out, "budget": cfg.plan.budget, "temperature": 0.0, "dtype": cfg.target.dtype,
         "target": target.identity, "machine": about, "versions": versions(),
     }  # fmt: skip

@@ -115,9 +115,10 @@ def notes(plan: Plan) -> list[str]:
         f"{plan['texts']['count']} texts {'written for this' if plan['texts']['from'] == 'written' else 'from a store'}"
     ]
     if history["evaluations"]:
+        factors = ", ".join(f"{factor:.3f} at batch {batch}" for batch, factor in history["factors"].items())
         lines.append(
-            f"rounds are taken to cost {history['factor']:.3f} times what was measured, as {history['evaluations']} "
-            "earlier evaluations of this target here found"
+            f"rounds are taken to cost what their parts do times {factors}, as {history['evaluations']} earlier "
+            "evaluations and drafters in sweeps of this target here found"
         )
     return lines + ([f"left out: {'; '.join(plan['left_out'])}"] if plan["left_out"] else [])
 

@@ -21,25 +21,24 @@ from conf.errors import UserError
 from conf.files import write_whole
 from conf.paths import machine, record, run_dir, versions, write_json
 from conf.schema import SweepConfig
-from conf.sweeping import parse_context
+from conf.sweeping import Narrow, parse_context
 from conf.units import parse_seconds
 from data.files import lock_folder
 from data.revisions import bench_sources, revision_of
 from inference.artifact import KINDS
+from inference.drafters import Drafter
 from inference.load import load_target, precheck
-from inference.sampling import Sampling
 from inference.target import Target
 
 from .bootstrap import quantile
 from .budget import Budget
 from .certify import subject
-from .costs import CONTEXTS, CostGrid, verification_cost
-from .drafting import Scene
+from .history import remember_sweep
 from .pages import SWEEP, add_findings
 from .report import finite
-from .score import MEMORY, measured_costs
 from .subject import Subject, contents, load_subject, weights_digest
 from .sweep_cells import Book, Cell, Place, capped, places
+from .sweep_costs import Costs, cost_places, sweep_costs
 from .sweep_course import Course
 from .sweep_measure import Bench
 from .sweep_prompts import Pool
@@ -47,7 +46,8 @@ from .sweep_view import draw_sweep, show, sweep_page
 from .sweep_words import sentences
 
 FORMAT = 1  # of cells.jsonl: cells of another one are measured anew
-COSTS = 0.15, 120.0  # of the budget, and seconds, that measuring costs may take at most
+COSTS = 0.15, 150.0  # of the budget, and seconds, that measuring costs may take at most
+NARROW = {Narrow.speedup: "the speed-up", Narrow.forecast: "predicted over measured"}
 
 
 @dataclass
@@ -101,46 +101,29 @@ class Sweep:
     def benches(self, cells: list[Cell], budget: Budget) -> dict[str, Bench]:
         """Each drafter with its measured costs, for what is still to be measured."""
         share, most = COSTS
-        part = Budget(min(share * budget.total, most), budget.clock)
-        batches = sorted({cell.place.batch for cell in cells})
+        part = Budget(min(share * budget.total, most), budget.clock, budget.left_out)
         rows = [self.pool.rows(0, len(self.pool.ids), c) for c in {cell.place.context for cell in cells}]
         longest = max(len(row) for some in rows for row in some) + self.cfg.sweep.max_new_tokens
-        where = cost_places(self.target, longest, batches)
-        widths = sorted({1, 2, *(k + 1 for one in self.subjects.values() for k in self._lengths(one))})
-        verify = verification_cost(self.target, part.part(0.4), MEMORY, where, widths, widths)
-        used = {name: one for name, one in self.subjects.items() if any(c.place.drafter == name for c in cells)}
-        taps = sorted({tap for one in used.values() for tap in one.drafter.chain.taps})
-        scenes = [Scene.of(self.target, batch, context, taps) for batch, context in where]
+        where = cost_places(self.target, longest, [cell.place.batch for cell in cells])
+        wanted = {cell.place.drafter for cell in cells}
+        used = {name: one for name, one in self.subjects.items() if name in wanted}
+        widths = sorted({1, 2, *(k + 1 for one in used.values() for k in self._lengths(one))})
+        drafters = {name: (one.drafter, max(self._chained(one))) for name, one in used.items()}
         greedy = sorted({cell.place.temperature == 0 for cell in cells})
-        return {name: self._bench(one, verify, scenes, greedy, part) for name, one in used.items()}
+        costs = sweep_costs(self.target, drafters, where, widths, greedy, part)
+        return {name: self._bench(*drafters[name], costs[name]) for name in used}
 
-    def _bench(
-        self, one: Subject, verify: CostGrid, scenes: list[Scene], greedy: list[bool], budget: Budget
-    ) -> Bench:
-        longest = max(self._chained(one))
-        costs = {
-            sure: measured_costs(
-                self.target, one.drafter, verify, scenes, longest, Sampling(0.0 if sure else 1.0), budget
-            )
-            for sure in greedy
-        }
+    def _bench(self, drafter: Drafter, longest: int, costs: Costs) -> Bench:
         cfg = self.cfg
-        return Bench(self.target, one.drafter, costs, longest, cfg.sweep.max_new_tokens, cfg.seed, cfg.bench.rule)
+        return Bench(self.target, drafter, costs, longest, cfg.sweep.max_new_tokens, cfg.seed, cfg.bench.rule)
 
     def _chained(self, one: Subject) -> list[int]:
-        return capped(self.cfg.sweep.num_spec_tokens, heads(one))
+        return capped(self.cfg.sweep.lengths(), heads(one))
 
     def _lengths(self, one: Subject) -> list[int]:
         """Draft tokens that are verified at most in a round, those of its lookup too."""
         lookup = one.drafter.rule
         return [*self._chained(one), *([lookup.tokens] if lookup is not None and lookup.tokens else [])]
-
-
-def cost_places(target: Target, longest: int, batches: list[int]) -> list[tuple[int, int]]:
-    """(batch, context) at which costs are measured, for texts of up to `longest` tokens."""
-    near = CONTEXTS[0]
-    far = min(max(longest, near + 1), CONTEXTS[1], (target.context or CONTEXTS[1] + 64) - 64)
-    return [*((batch, near) for batch in sorted({1, *batches})), *([(1, far)] if far > near else [])]
 
 
 def run(cfg: SweepConfig) -> None:
@@ -163,6 +146,7 @@ def run(cfg: SweepConfig) -> None:
     draw_sweep(figures, folder / "sweep.png")
     write_whole(folder / "sweep.html", sweep_page(figures).encode())
     write_json(folder / SWEEP, figures)
+    remember_sweep(figures)
     add_findings(folder)
     show(figures)
     print(folder / SWEEP)
@@ -193,7 +177,7 @@ def measure(sweep: Sweep, missing: list[Cell], budget: Budget) -> None:
 
 def finished(cfg: SweepConfig, cell: Cell) -> bool:
     """Measured, and narrow or as often as is allowed."""
-    return cell.runs >= cfg.sweep.repeats or (cell.runs > 0 and cell.width() <= cfg.sweep.width)
+    return cell.runs >= cfg.sweep.repeats or (cell.runs > 0 and cell.width(cfg.sweep.narrow) <= cfg.sweep.width)
 
 
 def heads(one: Subject) -> int | None:
@@ -222,7 +206,7 @@ def summary(sweep: Sweep, budget: Budget) -> dict[str, Any]:
     """Everything that sweep.json says."""
     cells = [
         {
-            **cell.figures(), "wide": cell.width() > sweep.cfg.sweep.width,
+            **cell.figures(), "wide": cell.width(sweep.cfg.sweep.narrow) > sweep.cfg.sweep.width,
             "kind": sweep.subjects[cell.place.drafter].drafter.kind,
             "weights_digest": weights_digest(sweep.subjects[cell.place.drafter].where),
         }
@@ -255,9 +239,10 @@ def protocol(sweep: Sweep) -> str:
         f"decoded together), {cfg.sweep.max_new_tokens} new tokens, {cfg.target.dtype}; plain and speculative decoding "
         "of the same prompts in turn, by the same loop; prefill is left out. Speed-up: Σ plain time a token / Σ "
         "speculative time a token, of all rows of a batch together until the last one ends; 95% intervals are "
-        "bootstraps over prompts or batches. Longer contexts have other prompts in front. Cells with an interval wider "
-        f"than ±{cfg.sweep.width:.0%} are measured up to {cfg.sweep.repeats} times, on further prompts, while there is "
-        "time. Predicted: rounds replayed on the plain texts, at costs of the parts measured apart."
+        "bootstraps over prompts or batches. Longer contexts have other prompts in front. Cells in which that of "
+        f"{NARROW[cfg.sweep.narrow]} exceeds ±{cfg.sweep.width:.0%} are measured up to {cfg.sweep.repeats} times, "
+        "on further prompts, while there is time. Predicted: rounds replayed on the plain texts, at costs of the parts "
+        "measured apart."
     )
 
 

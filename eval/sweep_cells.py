@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from conf.sweeping import SHORT, SweepSettings, parse_context
+from conf.errors import UserError
+from conf.sweeping import SHORT, Narrow, SweepSettings, parse_context
 
-from .bootstrap import Pairs, bootstrap_interval, ratio
+from .bootstrap import Pairs, bootstrap_interval, bootstrap_quotient, ratio
 
 DRAWS = 2000  # of bootstraps
 LEAST_BATCHES = 4  # of a run of a cell: two would make no interval
@@ -69,23 +70,39 @@ class Cell:
     def _pairs(self) -> Pairs:
         return [(unit.plain, unit.speculative) for unit in self.units]
 
-    def width(self) -> float:
-        """Half of the interval over the speed-up; infinite without an interval."""
-        low, high = self.interval
-        width = (high - low) / 2 / self.speedup if self.units else math.nan
+    @property
+    def error_interval(self) -> tuple[float, float]:
+        """95% of predicted / measured - 1, bootstrapped over the same prompts or batches for both."""
+        low, high = bootstrap_quotient(self._predicted, self._pairs, DRAWS)
+        return low - 1, high - 1
+
+    @property
+    def _predicted(self) -> Pairs:
+        return [(unit.predicted_plain, unit.predicted_speculative) for unit in self.units]
+
+    def width(self, narrow: Narrow = Narrow.speedup) -> float:
+        """Half of an interval: the speed-up's over the speed-up, or the forecast error's; infinite without one."""
+        low, high = self.interval if narrow is Narrow.speedup else self.error_interval
+        width = (high - low) / 2
+        width = _quotient(width, self.speedup) if narrow is Narrow.speedup else width
         return width if math.isfinite(width) else math.inf
 
     def figures(self) -> dict[str, Any]:
         """As in sweep.json."""
-        predicted, measured = ratio([(u.predicted_plain, u.predicted_speculative) for u in self.units]), self.speedup
+        predicted, measured = ratio(self._predicted), self.speedup
         emitted, rounds = sum(u.emitted for u in self.units), sum(u.rounds for u in self.units)
         plain, speculative = (_rate([getattr(u, key) for u in self.units]) for key in ("plain", "speculative"))
         return {
             **asdict(self.place), "speedup": measured, "ci95": self.interval,
             "mean_acceptance_length": emitted / rounds if rounds else 1.0, "rounds": rounds,
             "plain_tokens_per_s": plain, "tokens_per_s": speculative, "predicted": predicted,
-            "error": predicted / measured - 1, "units": len(self.units), "runs": self.runs, "digest": self.digest,
+            "error": _quotient(predicted, measured) - 1, "error_ci95": self.error_interval, "units": len(self.units),
+            "runs": self.runs, "digest": self.digest,
         }  # fmt: skip
+
+
+def _quotient(above: float, below: float) -> float:
+    return above / below if below else math.nan
 
 
 def _rate(seconds: Sequence[float]) -> float:
@@ -93,17 +110,31 @@ def _rate(seconds: Sequence[float]) -> float:
 
 
 def places(settings: SweepSettings, longest: dict[str, int | None]) -> list[Place]:
-    """The whole grid, what matters most first: at temperature 0, batch 1 and short prompts every draft length, then
-    larger batches, then higher temperatures, then longer contexts. longest: of each drafter the draft tokens that it
-    has heads for (None: any number)."""
+    """The grid, what matters most first: at temperature 0, batch 1 and short prompts every draft length, then larger
+    batches, then higher temperatures, then longer contexts; or settings.cells in their order. longest: of each drafter
+    the draft tokens that it has heads for (None: any number). Raises UserError for a cell of more."""
+    contexts = sorted(settings.contexts, key=parse_context)
+    if settings.cells:
+        _check_heads(settings, longest)
+        return [
+            Place(drafter, float(temperature), int(k), int(batch), context)
+            for context in contexts for temperature, k, batch in settings.cells for drafter in longest
+        ]  # fmt: skip
     return [
         Place(drafter, temperature, k, batch, context)
-        for context in sorted(settings.contexts, key=parse_context)
+        for context in contexts
         for temperature in sorted(settings.temperatures)
         for batch in sorted(settings.batches)
         for drafter, most in longest.items()
         for k in capped(settings.num_spec_tokens, most)
     ]
+
+
+def _check_heads(settings: SweepSettings, longest: dict[str, int | None]) -> None:
+    most = max(settings.lengths())
+    for drafter, heads in longest.items():
+        if heads is not None and heads < most:
+            raise UserError(f"sweep.cells: {drafter} has no heads for {most} draft tokens, only for {heads}")
 
 
 def capped(lengths: Sequence[int], most: int | None) -> list[int]:

@@ -16,10 +16,10 @@ from inference.replay import Record, chain_chances, replay
 from inference.sampling import Sampling
 from inference.target import Target
 
-from .drafting import DraftCost
-from .forecast import Machine, simulated_together
+from .forecast import simulated_together
 from .speed import WARM_UP_TOKENS
 from .sweep_cells import Place, Unit
+from .sweep_costs import Costs
 
 REPLAYS = 4  # of texts whose drafts are drawn
 
@@ -31,7 +31,7 @@ class Bench:
 
     target: Target
     drafter: Drafter
-    costs: dict[bool, tuple[Machine, DraftCost]]
+    costs: Costs
     longest: int
     max_new_tokens: int
     seed: int

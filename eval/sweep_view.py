@@ -101,7 +101,8 @@ def notes(sweep: Sweep) -> list[str]:
         lines.append(f"forecast over {len(forecast['cells'])} cells: absolute error {forecast['median_error']:.1%} in "
                      f"the median, {forecast['p90_error']:.1%} at the 90th percentile")  # fmt: skip
     if wide:
-        lines.append(f"* {wide} cells are still wider than ±{sweep['settings']['width']:.0%}")
+        settings = sweep["settings"]
+        lines.append(f"* {wide} cells are still wider than ±{settings['width']:.0%} ({settings['narrow']})")
     return [*lines, *(f"left out: {what}" for what in sweep["left_out"])]
 
 

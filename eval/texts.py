@@ -57,7 +57,7 @@ def fresh_texts(cfg: RunConfig, target: Target, verify: CostGrid, budget: Budget
         if budget.allows(_likely(verify, sum(len(i) for _, i in chosen), len(chosen), tokens)) or tokens == 16:
             break
     if (count, tokens) != WRITTEN[0]:
-        budget.leave_out(f"all but {len(chosen)} texts of {tokens} tokens", "no time left; raise plan.budget")
+        budget.leave_out(f"all but {len(chosen)} texts of {tokens} tokens", "no time left; raise the budget")
     requests = [Request(i, max_new_tokens=tokens, meta=p.category) for p, i in chosen]
     results = Decoder(target, None, batch=max(1, len(requests))).generate(requests)
     return [Text(r.request.meta, record_of(r)) for r in results if len(r.tokens) >= 2]

@@ -49,7 +49,7 @@ def machine(
         for batch, context in (BASE, (8, CONTEXTS[0]), (1, CONTEXTS[1]))
     }
     looked_up = Curve({1: round_ if certain is None else certain})
-    return Machine(CostGrid(curves), LoopCost(Curve({1: plain}), Curve({1: round_}), looked_up), factor)
+    return Machine(CostGrid(curves), LoopCost(Curve({1: plain}), Curve({1: round_}), looked_up), {1: factor})
 
 
 def draft(once: float = 0.0, each: float = 0.0, share: Curve | None = None) -> DraftCost:

@@ -62,3 +62,27 @@ def make_report() -> dict[str, Any]:
         }
     )  # fmt: skip
     return out
+
+
+def sweep_cell(batch: int, speedup: float, k: int = 3, half: float = 0.05, **more: Any) -> dict[str, Any]:
+    """A cell of sweep.json."""
+    return {
+        "drafter": "hydra", "temperature": 0.0, "context": "short", "batch": batch, "num_spec_tokens": k,
+        "speedup": speedup, "ci95": [speedup - half, speedup + half], "predicted": 1.2, "error": 0.1,
+        "mean_acceptance_length": 1.7, "runs": 2, "wide": half > 0.1, **more,
+    }  # fmt: skip
+
+
+def make_sweep(drafters: tuple[str, ...] = ("runs/x/drafter", "ngram")) -> dict[str, Any]:
+    """As much of sweep.json as its page shows: two drafters, everything in every list."""
+    cells = [
+        sweep_cell(batch, 1.6 - 0.3 * place - 0.1 * t, k, drafter=drafter, temperature=t, context=context)
+        for drafter in drafters for context in ("short", "1k") for t in (0.0, 0.6, 1.0)
+        for place, batch in enumerate((1, 4, 16)) for k in (1, 3, 8)
+    ]  # fmt: skip
+    cells[-1] |= {"speedup": None, "ci95": [None, None], "predicted": None, "error": None, "wide": True}
+    return {
+        "cells": cells, "forecast": {"cells": cells, "median_error": 0.05, "p90_error": 0.1}, "protocol": "p " * 90,
+        "left_out": ["T=1, batch 16, 1k context: 3 cells (no time)"], "settings": {"width": 0.05, "narrow": "speedup"},
+        "where_it_helps": "It helps.", "where_it_stops": "It stops.",
+    }  # fmt: skip

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from eval.bootstrap import bootstrap_difference, bootstrap_interval, headline, ratio
+from eval.bootstrap import bootstrap_difference, bootstrap_interval, bootstrap_quotient, headline, ratio
 
 
 def test_headline_is_the_plain_mean_over_groups_of_summed_ratios() -> None:
@@ -54,3 +54,17 @@ def test_one_prompt_has_no_interval_and_groups_of_one_share_theirs() -> None:
     assert all(math.isnan(bound) for bound in bootstrap_interval({"a": [(1.0, 1.0)]}, 100))
     low, high = bootstrap_interval({str(i): [(float(i), 1.0)] for i in range(9)}, 2000)
     assert 1.5 < low < 3.0 and 5.0 < high < 6.5
+
+
+def test_what_prompts_have_in_common_cancels_in_a_quotient() -> None:
+    """Speed-ups differ by half from prompt to prompt, predictions are 10% above each: the interval is of the noise."""
+    rng = np.random.default_rng(6)
+    true = [(float(x), 1.0) for x in rng.uniform(1.0, 2.0, 40)]
+    told = [(1.1 * x * float(rng.normal(1.0, 0.01)), 1.0) for x, _ in true]
+    low, high = bootstrap_quotient(told, true, 2000)
+    assert low < ratio(told) / ratio(true) < high and high - low < 0.01
+    apart = bootstrap_interval({"": true}, 2000)
+    assert apart[1] - apart[0] > 0.15
+    lacking = [*told, (3.0, 1.0), (0.0, 0.0)], [*true, (0.0, 1.0), (1.0, 1.0)]
+    assert bootstrap_quotient(*lacking, 2000) == (low, high)
+    assert all(map(math.isnan, bootstrap_quotient(told[:1], true[:1], 100)))

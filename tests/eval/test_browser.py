@@ -1,5 +1,5 @@
-"""report.html and compare.html in a real browser, where one is installed: no error, no request, no sideways scrolling
-on a phone, a slider that works."""
+"""report.html, compare.html and sweep.html in a real browser, where one is installed: no error, no request, no sideways
+scrolling on a phone, a slider that works."""
 
 import json
 import os
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports import make_report
+from reports import make_report, make_sweep
 
 from eval.compare_page import render as render_comparison
 from eval.html import render
 from eval.side_by_side import side_by_side
+from eval.sweep_view import sweep_page
 from eval.trace_view import Trace
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -95,6 +96,13 @@ def test_a_comparison_works_in_a_browser_and_on_a_phone(tmp_path: Path) -> None:
     found, errors, asked = seen(render_comparison(comparison), tmp_path)
     assert errors == [] and asked == []
     assert found["inner"] == PHONE and found["width"] <= PHONE and all(found["images"])
+
+
+def test_a_sweep_works_in_a_browser_and_on_a_phone(tmp_path: Path) -> None:
+    page = sweep_page(make_sweep((f"runs/{'long-name-' * 9}/drafter", "ngram")))
+    found, errors, asked = seen(page, tmp_path)
+    assert errors == [] and asked == []
+    assert found["inner"] == PHONE and found["width"] <= PHONE and found["images"] == [True]
 
 
 def test_a_page_that_asks_fails_and_scrolls_sideways_is_found_out(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_the_loops_own_time_is_never_negative_and_known_for_every_batch_that_fit
     budget = Budget(0.0)
     cost = loop_cost(target, dear.verify, [1, 2], budget, Sampling(temperature=1.0))
     assert (cost.plain.points, cost.drawn.points, cost.certain.points) == ({1: 0.0}, {1: 0.0}, {1: 0.0})
-    assert budget.left_out == ["the loop's own time at batch 2 (no time left; raise plan.budget)"]
+    assert budget.left_out == ["the loop's own time at batch 2 (no time left; raise the budget)"]
 
 
 def test_the_loops_own_time_is_a_median_in_turn_and_the_first_runs_do_not_count(

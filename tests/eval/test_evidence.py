@@ -18,7 +18,7 @@ from eval.evidence import (
     from_rates,
     moved,
 )
-from eval.history import Measured, recall, remember
+from eval.history import Measured, recall, remember, remember_sweep
 from eval.priors import PRIORS, prior, widened
 from eval.probes import Reading
 from inference.decode import Decoder, Request
@@ -140,23 +140,23 @@ TARGET = {"weights_digest": "w" * 64}
 
 def test_errors_of_forecasts_move_the_next_plan_a_little_at_first(empty: None) -> None:
     nothing = recall(TARGET, HERE)
-    assert (nothing.evaluations, nothing.factor, nothing.kinds) == (0, 1.0, {}) and nothing.spread > 0
+    assert (nothing.evaluations, nothing.factors, nothing.kinds) == (0, {1: 1.0}, {}) and nothing.spread > 0
     remember(report("hydra", 1.21, 1.1))
     one = recall(TARGET, HERE)
-    assert 1 < one.factor < 1.1 and one.evaluations == 1  # rounds cost more than was predicted
+    assert 1 < one.factors[1] < 1.1 and one.evaluations == 1  # rounds cost more than was predicted
     remember(report("hydra", 1.21, 1.1))  # the same evaluation again
     assert recall(TARGET, HERE) == one
     for i in range(40):
         remember(report("hydra", 1.1 * (1.5 + i), 1.5 + i))
     many = recall(TARGET, HERE)
-    assert one.factor < many.factor < 1.1 and many.spread < one.spread
-    assert many.factor == pytest.approx(1.1, rel=0.01)
+    assert one.factors[1] < many.factors[1] < 1.1 and many.spread < one.spread
+    assert many.factors[1] == pytest.approx(1.1, rel=0.01)
 
 
 def test_costs_are_a_machines_own_and_acceptance_is_not(empty: None) -> None:
     remember(report("hydra", 1.5, 1.0))
     other = recall(TARGET, {**HERE, "threads": 8})
-    assert other.evaluations == 0 and other.factor == 1.0
+    assert other.evaluations == 0 and other.factors == {1: 1.0}
     assert other.kinds == {"hydra": Measured([0.4, 0.2], 500)}
     assert recall({"weights_digest": "x" * 64}, HERE).kinds == {}
 
@@ -172,3 +172,44 @@ def test_only_the_latest_evaluations_are_kept(empty: None, monkeypatch: pytest.M
     for i in range(5):
         remember(report(f"kind{i}", 1.0 + i, 1.0))
     assert recall(TARGET, HERE).kinds.keys() == {"kind2", "kind3", "kind4"}
+
+
+def swept(errors: dict[tuple[str, int], float], run: int = 1, **more: Any) -> dict[str, Any]:
+    """As much of sweep.json as is remembered: the error of every (drafter, batch)."""
+    cells = [
+        {"drafter": name, "kind": "hydra", "batch": batch, "context": "short", "predicted": 1 + error, "speedup": 1.0,
+         "digest": f"{name}{batch}", "runs": run}
+        for (name, batch), error in errors.items()
+    ]  # fmt: skip
+    about = {key: report("", 1.0, 1.0)[key] for key in ("created", "target", "machine")}
+    return {**about, "cells": [*cells, *more.get("cells", [])]}
+
+
+def test_sweeps_correct_the_next_plan_by_batch(empty: None) -> None:
+    remember_sweep(swept({("a", 1): 0.1, ("a", 4): 0.3, ("b", 4): 0.3}))
+    found = recall(TARGET, HERE)
+    assert found.evaluations == 2 and found.factors.keys() == {1, 4} and found.kinds == {}
+    assert found.factors[1] == pytest.approx(1.1 ** (1 / 3))  # one with two others without an error
+    assert found.factors[4] == pytest.approx((1.3**2 * found.factors[1] ** 2) ** 0.25)  # two, with two of batch 1's
+    remember(report("hydra", 1.1, 1.0))
+    both = recall(TARGET, HERE)
+    assert both.evaluations == 3 and both.factors[1] == pytest.approx(1.1 ** (2 / 4))
+    assert recall(TARGET, {**HERE, "device": "cuda"}).factors == {1: 1.0}
+
+
+def test_cells_that_were_measured_again_replace_what_they_were(empty: None) -> None:
+    remember(report("hydra", 1.0, 1.0))
+    before = recall(TARGET, HERE)
+    remember_sweep(swept({("a", 1): 0.5, ("a", 4): 0.5}))
+    remember_sweep(swept({("a", 1): 0.0}, run=2))
+    assert recall(TARGET, HERE).factors[4] > 1.05  # the other cell stays
+    remember_sweep(swept({("a", 1): 0.0, ("a", 4): 0.0}, run=3))
+    after = recall(TARGET, HERE)
+    assert after.evaluations == 2 and after.factors == {1: 1.0, 4: 1.0} and after.kinds == before.kinds
+
+
+def test_what_of_a_sweep_says_nothing_of_short_prompts_is_left_out(empty: None) -> None:
+    cell = {"drafter": "t", "kind": "medusa", "batch": 1, "context": "short", "speedup": 1.0, "digest": "t"}
+    tree, far = {**cell, "predicted": None}, {**cell, "predicted": 2.0, "context": "1k"}
+    remember_sweep(swept({}, cells=[tree, far]))
+    assert recall(TARGET, HERE).evaluations == 0

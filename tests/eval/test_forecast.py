@@ -1,5 +1,6 @@
 """The planner's formulas against brute force: every pattern of acceptance counted, and rounds drawn one by one."""
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -111,3 +112,10 @@ def test_it_stops_helping_where_it_never_helps_again() -> None:
     assert first_failing({1: 1.4, 8: 1.1, 16: 0.9, 32: 0.8}) == 16
     assert first_failing({1: 1.4, 8: 0.9, 16: 1.1}) is None
     assert first_failing({1: 0.9, 8: 0.9}) == 1
+
+
+def test_rounds_of_a_batch_are_corrected_by_what_was_found_there() -> None:
+    here = replace(machine(1.0, 0.1), factors={1: 1.0, 4: 1.2})
+    assert [here.factor(b) for b in (1, 2, 4, 32)] == pytest.approx([1.0, 1.1, 1.2, 1.2])
+    assert here.round(draft(0.1), 2, 4) == pytest.approx(1.2 * machine(1.0, 0.1).round(draft(0.1), 2, 4))
+    assert here.step(4) == machine(1.0, 0.1).step(4)

@@ -80,7 +80,7 @@ def test_the_tables_say_what_a_user_asks(made: tuple[dict[str, Any], str]) -> No
 def test_a_small_budget_leaves_out_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan.run(plan_config(tmp_path, "plan.budget=0.05s", "plan.kinds=[ngram,hybrid]", "plan.max_memory=1MB"))
     found = json.loads((tmp_path / "plan.json").read_text())
-    assert "no time left; raise plan.budget" in str(found["left_out"])
+    assert "no time left; raise the budget" in str(found["left_out"])
     assert found["kinds"].keys() == {"ngram", "lookup+hydra"} and "1" in found["verify_cost"]
     assert "left out: " in capsys.readouterr().out
 

@@ -14,6 +14,7 @@ from conf.errors import UserError
 from conf.paths import read_json, write_json
 from data.files import lock_folder
 from eval import sweep
+from eval.history import recall
 from eval.pages import with_findings
 from eval.sweep_cells import Place
 from eval.sweep_measure import Bench
@@ -67,6 +68,12 @@ def test_the_page_needs_nothing_else(swept: Path) -> None:
     assert (swept / "sweep.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_the_next_plan_knows_its_errors(swept: Path) -> None:
+    target = load_target(config(swept).target)
+    found = recall(target.identity, {**sweep.here(target), "dtype": "float32"})
+    assert found.evaluations == 1 and found.factors.keys() == {1, 2}
+
+
 def test_what_is_finished_is_not_measured_again(
     swept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,10 +118,11 @@ def test_a_budget_that_is_too_small_is_said_first_and_the_rest_comes_later(
     assert said[told + 1] == "sweep: left out: T=0, batch 1, short prompts: 2 cells"
     assert said[told + 2] == "sweep: left out: T=0, batch 2, short prompts: 3 cells"
     found = read_json(tmp_path / "sweep.json")
-    assert len(found["cells"]) == 1 and found["left_out"] == [
+    assert len(found["cells"]) == 1 and found["left_out"][-2:] == [
         f"T=0, batch {batch}, short prompts: {n} cells (no time; raise sweep.budget, or run the same command again)"
         for batch, n in ((1, 2), (2, 3))
     ]
+    assert all(what.endswith("(no time left; raise the budget)") for what in found["left_out"][:-2])  # of the costs
     first = found["cells"][0]
     assert (first["temperature"], first["batch"], first["num_spec_tokens"]) == (0.0, 1, 1)
     sweep.run(config(tmp_path, *few))

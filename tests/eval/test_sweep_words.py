@@ -1,25 +1,22 @@
 """Where a sweep says that drafting helps and stops; its heatmap; its cells and prompts."""
 
+import math
+from collections import Counter
 from typing import Any
 
 import pytest
+from reports import sweep_cell as cell
 
+from conf.compose import load
+from conf.errors import UserError
 from conf.schema import SweepSettings
+from conf.sweeping import Narrow
 from eval.forecast import batch_sizes
 from eval.heatmap import heatmap, ink, shade
 from eval.sweep_cells import Book, Cell, Place, Unit, capped, places, units_of
 from eval.sweep_prompts import Pool
 from eval.sweep_view import heat_tables
 from eval.sweep_words import sentences
-
-
-def cell(batch: int, speedup: float, k: int = 3, half: float = 0.05, **more: Any) -> dict[str, Any]:
-    """A cell of sweep.json."""
-    return {
-        "drafter": "hydra", "temperature": 0.0, "context": "short", "batch": batch, "num_spec_tokens": k,
-        "speedup": speedup, "ci95": [speedup - half, speedup + half], "predicted": 1.2, "error": 0.1,
-        "mean_acceptance_length": 1.7, **more,
-    }  # fmt: skip
 
 
 def test_it_stops_where_no_draft_length_helps() -> None:
@@ -80,6 +77,37 @@ def test_the_grid_is_in_the_order_of_what_matters() -> None:
     assert capped([4, 6], 3) == [3] and capped([4, 6], None) == [4, 6] and capped([1, 4], 2) == [1]
     assert [units_of(SweepSettings(prompts=8), b) for b in (1, 2, 4, 16)] == [8, 4, 4, 4]
     assert units_of(SweepSettings(prompts=2), 16) == 2
+
+
+def test_listed_cells_are_measured_in_their_order_by_every_drafter() -> None:
+    settings = SweepSettings(cells=[[1.0, 3.0, 4.0], [0.0, 1.0, 1.0]], contexts=["short"])
+    assert places(settings, {"hydra": 3, "ngram": None}) == [
+        Place("hydra", 1.0, 3, 4, "short"), Place("ngram", 1.0, 3, 4, "short"),
+        Place("hydra", 0.0, 1, 1, "short"), Place("ngram", 0.0, 1, 1, "short"),
+    ]  # fmt: skip
+    assert settings.lengths() == [1, 3]
+    with pytest.raises(UserError, match="hydra has no heads for 3 draft tokens, only for 2"):
+        places(settings, {"hydra": 2})
+
+
+def test_the_forecast_is_held_to_24_cells_that_are_balanced() -> None:
+    cfg = load("sweep", ["experiment=forecast_cells", "sweep.drafters=[a,b,c,ngram]"])
+    cells = places(cfg.sweep, {"a": 4, "b": 3, "c": None, "ngram": None})
+    assert len(cells) == len(set(cells)) == 24
+    assert Counter(c.temperature for c in cells) == {0.0: 12, 1.0: 12}
+    assert Counter(c.batch for c in cells) == {1: 12, 4: 12}
+    assert Counter(c.num_spec_tokens for c in cells) == {1: 8, 2: 8, 3: 8}
+    assert (cfg.sweep.narrow, cfg.sweep.width) == (Narrow.forecast, 0.05)
+
+
+def test_a_cell_is_narrow_where_what_it_is_held_to_is() -> None:
+    """Prompts differ by half in their speed-up, and the forecast is right about each."""
+    units = [Unit(1.0 + n / 2, 1.0, 1.1 * (1.0 + n / 2), 1.0, 10, 5) for n in (0, 1, 0, 1, 0, 1, 1, 0)]
+    cell = Cell("a", Place("hydra", 0.0, 3, 1, "short"), units, 1)
+    assert cell.width() > 0.1 and cell.width(Narrow.forecast) == pytest.approx(0, abs=1e-9)
+    assert cell.figures()["error_ci95"] == pytest.approx((0.1, 0.1))
+    silent = [Unit(0.0, 1.0, 0.0, 0.0, 0, 0)] * 2
+    assert math.isnan(Cell("b", cell.place, silent, 1).figures()["error"])
 
 
 def test_cells_are_kept_and_a_cut_line_is_passed_over(tmp_path: Any) -> None:

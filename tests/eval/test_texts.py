@@ -69,7 +69,7 @@ def test_as_many_texts_are_written_as_time_allows(tiny: Target) -> None:
     short = Budget(1e-6)
     texts = fresh_texts(replace(cfg, data=replace(cfg.data, max_prompt_tokens=10_000)), tiny, dear, short)
     assert 0 < len(texts) <= WRITTEN[-1][0] and max(len(t.record.tokens) for t in texts) <= WRITTEN[-1][1]
-    assert short.left_out == ["all but 7 texts of 16 tokens (no time left; raise plan.budget)"]
+    assert short.left_out == ["all but 7 texts of 16 tokens (no time left; raise the budget)"]
 
 
 def test_the_hit_curve_counts_what_lookups_find() -> None:
