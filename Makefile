@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish publish-data check-drafter certify \
-	certify-long bench bench-drafters bench-curve compare engines sweep test check
+	certify-long bench bench-drafters bench-curve bench-peers compare engines sweep test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -75,6 +75,9 @@ bench-drafters: install ## every kind of drafter, same store and training time, 
 
 bench-curve: install ## acceptance against response tokens and training time, and how many tokens more would take
 	$(run) eval.bench_curve $(value ARGS)
+
+bench-peers: install ## drafters that other trainers made of the same store, steps and vocabulary, beside ours
+	$(run) eval.bench_peers $(value ARGS)
 
 compare: install ## finished runs side by side on one page (RUNS="runs/a runs/b runs/c")
 	$(run) eval.compare_runs $(value ARGS)

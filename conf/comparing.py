@@ -51,3 +51,19 @@ class CurveSettings:
 def _require_seeds(seeds: list[int], key: str) -> None:
     fine = len(set(seeds)) == len(seeds) > 0 and all(0 <= seed < 2**32 for seed in seeds)
     require(fine, key, seeds, "different whole numbers from 0")
+
+
+@dataclass
+class PeerSettings:
+    """Other people's trainers beside ours: the same rows, batches, steps and vocabulary, each by its own recipe."""
+
+    kinds: list[str] = field(default_factory=lambda: ["eagle3", "hydra"])  # experiment=, ours
+    speculators: bool = True  # its EAGLE-3; in an environment of its own, .venv-peers, made when it is not there (3 GB)
+    steps: int = 400  # of the optimiser
+    batch_tokens: int = 384  # response positions a step, padding included
+    num_spec_tokens: int = 4
+
+    def __post_init__(self) -> None:
+        require(len(self.kinds) > 0, "peers.kinds", self.kinds, "at least one of --help's experiments")
+        for key, least in (("steps", 1), ("batch_tokens", 2), ("num_spec_tokens", 1)):
+            require(getattr(self, key) >= least, f"peers.{key}", getattr(self, key), f">= {least}")

@@ -23,13 +23,13 @@ FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
     "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "publish_data", "certify",
-    "bench_drafters", "bench_curve", "compare", "engines", "sweep",
+    "bench_drafters", "bench_curve", "bench_peers", "compare", "engines", "sweep",
 )  # fmt: skip
 ROOTS = {
     "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
     "publish_data": schema.PublishDataConfig, "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig,
-    "bench_curve": schema.CurveConfig, "compare": schema.RunsConfig, "engines": schema.EnginesConfig,
-    "sweep": schema.SweepConfig,
+    "bench_curve": schema.CurveConfig, "bench_peers": schema.PeersConfig, "compare": schema.RunsConfig,
+    "engines": schema.EnginesConfig, "sweep": schema.SweepConfig,
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from omegaconf import MISSING
 
 from .block import BlockConfig
-from .comparing import CompareSettings, CurveSettings
+from .comparing import CompareSettings, CurveSettings, PeerSettings
 from .errors import require
 from .exits import Adaptation, EarlyExitConfig, JumpConfig
 from .lm import Init, LmConfig
@@ -46,10 +46,10 @@ __all__ = [
     "CompareSettings", "CurveConfig", "CurveSettings", "DataConfig", "DataMode", "DrafterConfig", "Eagle3Config",
     "EarlyExitConfig", "EngineSettings", "EnginesConfig", "Features", "GenerateConfig", "HydraConfig", "Init",
     "JumpConfig", "LauncherConfig", "LmConfig", "LookupConfig", "LookupKind", "LookupSettings", "MedusaConfig",
-    "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig", "PlanConfig",
-    "PlanSettings", "PositionWeights", "PublishConfig", "PublishDataConfig", "PublishLayout", "PushConfig", "Rule",
-    "RunConfig", "RunsConfig", "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig",
-    "TrainMode", "TreeConfig",
+    "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig",
+    "PeerSettings", "PeersConfig", "PlanConfig", "PlanSettings", "PositionWeights", "PublishConfig",
+    "PublishDataConfig", "PublishLayout", "PushConfig", "Rule", "RunConfig", "RunsConfig",
+    "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig", "TrainMode", "TreeConfig",
 ]  # fmt: skip
 
 
@@ -187,6 +187,13 @@ class CurveConfig(RunConfig):
     """`make bench-curve`: acceptance against response tokens and against training time."""
 
     curve: CurveSettings = field(default_factory=CurveSettings)
+
+
+@dataclass
+class PeersConfig(RunConfig):
+    """`make bench-peers`: drafters that other people's programs trained on the same store, in one table with ours."""
+
+    peers: PeerSettings = field(default_factory=PeerSettings)
 
 
 @dataclass

@@ -93,13 +93,17 @@ class Loader(Batches):
 
     def __next__(self) -> Batch:
         """The next batch; the epoch turns by itself."""
+        return self._read(self.next_rows())
+
+    def next_rows(self) -> list[Entry]:
+        """The rows of the next batch, which is passed over without being read."""
         batches = self._plan(self.state.epoch)
         if self.state.index >= len(batches):
             self.state = LoaderState(self.state.epoch + 1, 0)
             batches = self._plan(self.state.epoch)
-        batch = self._read(batches[self.state.index])
+        rows = batches[self.state.index]
         self.state = LoaderState(self.state.epoch, self.state.index + 1)
-        return batch
+        return rows
 
     def epoch(self) -> Iterator[Batch]:
         """What is left of the current epoch, for validation."""

@@ -25,6 +25,7 @@ from .manifest import NAME, Manifest, Shard, load_manifest
 from .rows import Row, RowTable, decode_rows, encode_rows
 from .slices import Slices
 
+HIDDEN = "hidden"  # the name of the tensor in hidden-*.safetensors
 OWN_FILES = ("rows-*", "hidden-*", "written-*", f"{NAME}.*")
 
 
@@ -37,7 +38,7 @@ class Store:
         self._lock = lock
         self._tables: dict[str, RowTable] = {}
         self._index: dict[str, tuple[int, int]] | None = None
-        self._features = Slices("hidden")
+        self._features = Slices(HIDDEN)
         self._verified: set[str] = set()
 
     @classmethod
@@ -183,7 +184,7 @@ class Store:
         contents = {f"rows-{name}.parquet": encode_rows(rows)}
         if hidden is not None:
             features = torch.cat([states.detach().cpu() for states in hidden]).contiguous()
-            contents[f"hidden-{name}.safetensors"] = save({"hidden": features})
+            contents[f"hidden-{name}.safetensors"] = save({HIDDEN: features})
         shard = Shard(
             name,
             len(rows),
@@ -246,9 +247,13 @@ class Store:
 
     def hidden(self, shard: int, start: int, end: int) -> Tensor:
         """Hidden states [end - start, H] of a shard's response tokens `start` to `end`, read lazily."""
+        return self._features.read(self.hidden_file(shard), start, end)
+
+    def hidden_file(self, shard: int) -> Path:
+        """Where they lie, as tensor HIDDEN; row r begins at its response_offsets[r]. UserError when it is damaged."""
         name = f"hidden-{self.shards[shard].name}.safetensors"
         self._check(name)
-        return self._features.read(self.path / name, start, end)
+        return self.path / name
 
     def token_counts(self, vocab_size: int, shards: Sequence[int] | None = None) -> tuple[Tensor, Tensor]:
         """How often each token occurs in responses and prompts to train on: two [V] int64; of all shards, or of some.

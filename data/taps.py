@@ -9,6 +9,7 @@ that index.json does not list does not exist.
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -143,13 +144,18 @@ class TapCache:
         digest = digest_of([self.store.identity, entry.files[f"rows-{entry.name}.parquet"]])
         return f"{entry.name}-{digest[:16]}"
 
-    def _read(self, shard: int, row: int, tap: int, length: int) -> Tensor:
+    def place(self, shard: int, row: int, tap: int) -> tuple[Path, int]:
+        """The file in which a row's tap lies, as tensor TENSOR, and its first position there. UserError: damaged."""
         name, start = self._rows(shard, tap)[row]
         path = self.folder / name
         if name not in self._verified:
             if not path.is_file() or file_digest(path) != self._index[name].sha256:
                 raise UserError(f"{path} is damaged: remove {self.folder} and run the same command again")
             self._verified.add(name)
+        return path, start
+
+    def _read(self, shard: int, row: int, tap: int, length: int) -> Tensor:
+        path, start = self.place(shard, row, tap)
         return self._slices.read(path, start, start + min(int(self.lengths(shard)[row]), length))
 
 

@@ -74,16 +74,21 @@ def run_jobs(jobs: Sequence[Job], store: Path, progress: "JobProgress") -> Itera
 
 def attempt(job: Job, store: Path) -> Outcome:
     """Train and evaluate; what was half done goes on."""
-    job.folder.mkdir(parents=True, exist_ok=True)
     for package, overrides in (("train", job.train), ("eval", job.evaluate)):
-        log = job.folder / f"{package}.log"
-        code = run_stage(package, overrides, log)
-        if code == INTERRUPTED:
-            raise KeyboardInterrupt(f"interrupted in {job.name}; the same command goes on where it stopped")
-        if code != 0:
-            return Outcome(job, reason(package, code, log))
+        if error := run_one(job, package, overrides):
+            return Outcome(job, error)
     write_json(job.folder / DONE, {"digest": job_digest(job, store), "files": _digests(job)})
     return Outcome(job)
+
+
+def run_one(job: Job, package: str, overrides: Sequence[str]) -> str | None:
+    """One stage of a job; why it failed. Raises KeyboardInterrupt when it was interrupted."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    log = job.folder / f"{package}.log"
+    code = run_stage(package, overrides, log)
+    if code == INTERRUPTED:
+        raise KeyboardInterrupt(f"interrupted in {job.name}; the same command goes on where it stopped")
+    return reason(package, code, log) if code != 0 else None
 
 
 def is_done(job: Job, store: Path) -> bool:

@@ -27,6 +27,7 @@ VERBS = {
     "bench": ["-m", "eval.bench"],
     "bench-drafters": ["-m", "eval.bench_drafters"],
     "bench-curve": ["-m", "eval.bench_curve"],
+    "bench-peers": ["-m", "eval.bench_peers"],
     "compare": ["-m", "eval.compare_runs"],
     "sweep": ["-m", "eval.sweep"],
     "certify": ["-m", "eval.certify"],

@@ -14,7 +14,7 @@ VERBS = dict(re.findall(r"^([a-z-]+):.*?## (.*)$", (REPO / "Makefile").read_text
 # Of verbs that share another's configuration, or whose own has another name.
 PRIMARY = {
     "bench": "evaluate", "certify-long": "certify", "bench-drafters": "bench_drafters", "bench-curve": "bench_curve",
-    "publish-data": "publish_data",
+    "bench-peers": "bench_peers", "publish-data": "publish_data",
 }  # fmt: skip
 
 

@@ -7,50 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from accelerate.state import AcceleratorState, GradientState
 from rich.console import Console
+from stages import in_process
 
-import data.stage
 import eval.jobs as jobs
-import eval.stage
-from conf.cli import guarded
 from conf.compose import load
 from conf.errors import ConfigError, UserError
 from data.files import lock_folder
 from eval.bench_drafters import lines, run, show
 from eval.compare import Row, SeedResult, fastest, objective_gains, row_figures
 from eval.replayed import Replayed
-from train.run import run as train_stage
 
-STAGES = {
-    "data": ("collect", data.stage.run), "train": ("train", train_stage), "eval": ("evaluate", eval.stage.run)
-}  # fmt: skip
 SMALL = [
     "experiment=tiny", "tracking.wandb=off", "compare.kinds=[ngram,hydra,eagle3]",
     "compare.train_time=0.5s", "data.response_tokens=600", "checkpoint.choose_prompts=3", "checkpoint.validations=1",
     "bench.prompts=7", "bench.max_new_tokens=12", "bench.replayed_prompts=7", "bench.lossless_draws=100",
     "bench.bootstrap=50",
 ]  # fmt: skip
-
-
-def in_process(package: str, overrides: Sequence[str], log: Path | None = None) -> int:
-    """run_stage without a process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
-    name, stage = STAGES[package]
-    said: list[str] = []
-
-    def action() -> None:
-        try:
-            stage(load(name, overrides))
-        except UserError as error:
-            said.append(f"error: {error}\n")
-            raise
-
-    code = guarded(action)
-    if log is not None:
-        log.write_text("".join(said))
-    return code
 
 
 def compare(folder: Path, *more: str) -> dict[str, Any]:
