@@ -17,7 +17,7 @@ SCHEMA = pa.schema(
         ("response_ids", pa.list_(pa.int32())),
         ("category", pa.string()),
         ("source", pa.string()),
-        ("sampling", pa.map_(pa.string(), pa.float64())),
+        ("sampling", pa.struct([("temperature", pa.float64()), ("top_p", pa.float64())])),
         ("finish_reason", pa.string()),
         ("mode", pa.string()),
         ("turn", pa.int32()),
@@ -30,7 +30,8 @@ SCHEMA = pa.schema(
 class Row:
     """What was asked (`prompt_ids`, chat template included) and the ids of the answer (EOS included).
 
-    `key` is the prompt's digest, the turn and the index of the temperature; `mode` is generate or prefill.
+    `key` is the prompt's digest, the turn and the index of the temperature; `mode` is generate or prefill; `sampling`
+    has a temperature and a top_p, or neither.
     """
 
     key: str
@@ -72,10 +73,19 @@ class RowTable:
         """One column as Python values."""
         return list(self.table.column(name).to_pylist())
 
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of SCHEMA; `sampling` was a map once, a type that `datasets` can't read."""
+        return bool(self.table.schema.field("sampling").type == SCHEMA.field("sampling").type)
+
+    def samplings(self) -> list[dict[str, float]]:
+        """How each row was sampled."""
+        return [_stated(value) for value in self.column("sampling")]
+
     def row(self, index: int) -> Row:
         """One row as a dataclass."""
         fields = self.table.slice(index, 1).to_pylist()[0]
-        return Row(**{**fields, "sampling": dict(fields["sampling"])})
+        return Row(**{**fields, "sampling": _stated(fields["sampling"])})
 
     def counts(self, rows: Sequence[int], vocab_size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """How often each token occurs in the responses and in the prompts of some rows, each [V] or longer."""
@@ -85,7 +95,7 @@ class RowTable:
 
 def encode_rows(rows: Sequence[Row]) -> bytes:
     """Rows as the bytes of a Parquet file."""
-    records = [{**asdict(row), "sampling": list(row.sampling.items())} for row in rows]
+    records = [asdict(row) for row in rows]
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pylist(records, schema=SCHEMA), sink, compression="zstd")
     return bytes(sink.getvalue())
@@ -94,6 +104,11 @@ def encode_rows(rows: Sequence[Row]) -> bytes:
 def decode_rows(content: bytes) -> RowTable:
     """The inverse of `encode_rows`."""
     return RowTable(pq.read_table(pa.BufferReader(content)))
+
+
+def _stated(value: Any) -> dict[str, float]:
+    """A struct, or a map's pairs, without what is null."""
+    return {name: number for name, number in dict(value).items() if number is not None}
 
 
 def _counts(texts: Sequence[NDArray[np.int32]], vocab_size: int) -> NDArray[np.int64]:

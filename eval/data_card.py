@@ -61,8 +61,9 @@ def count(store: Store) -> dict[str, Counts]:
     for shard in range(len(store.shards)):
         lengths = np.diff(store.table(shard).response_offsets).tolist()
         for name in rows:
-            for value, length in zip(store.table(shard).column(name), lengths, strict=True):
-                label = ", ".join(f"{k} {v:g}" for k, v in value) if name == "sampling" else str(value)
+            column = store.table(shard).samplings() if name == "sampling" else store.table(shard).column(name)
+            for value, length in zip(column, lengths, strict=True):
+                label = ", ".join(f"{k} {v:g}" for k, v in value.items()) if name == "sampling" else str(value)
                 rows[name][label] += 1
                 tokens[name][label] += length
     return {name: {key: (n, tokens[name][key]) for key, n in found.most_common()} for name, found in rows.items()}
@@ -86,8 +87,8 @@ def use(manifest: Manifest, repo: str) -> str:
     return (
         "Train a drafter on it, with the target that wrote it (another one is refused by name):\n\n"
         f'    make train ARGS="data.store=hub:{repo} data.features={features} target={target}"\n\n'
-        "Or read the rows with anything that reads Parquet:\n\n"
-        f"```python\nimport pandas\n\nrows = pandas.read_parquet(\"hf://datasets/{repo}/rows-00000.parquet\")\n```"
+        "Or read the rows, one split `train`, with `datasets` or anything else that reads Parquet:\n\n"
+        f'```python\nfrom datasets import load_dataset\n\nrows = load_dataset("{repo}", split="train")\n```'
     )
 
 

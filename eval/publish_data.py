@@ -87,7 +87,7 @@ def _export_shard(store: Store, number: int, folder: Path, hidden: bool) -> Shar
     shard, table = store.shards[number], store.table(number)
     rows, states = f"rows-{shard.name}.parquet", f"hidden-{shard.name}.safetensors"
     content = store.read_file(rows)
-    if any(without_paths(source) != source for source in set(table.column("source"))):
+    if not table.is_current or any(without_paths(source) != source for source in set(table.column("source"))):
         own = (table.row(index) for index in range(len(table)))
         content = encode_rows([replace(row, source=without_paths(row.source)) for row in own])
     (folder / rows).write_bytes(content)

@@ -1,18 +1,25 @@
 """eval/publish_data.py: a store becomes a data set that says nothing of this machine, goes to a hub and comes back."""
 
+import io
 import json
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pandas
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from datasets import List, Value
 from huggingface_hub import DatasetCard
 
 from conf.errors import UserError
 from conf.schema import DataConfig, NgramConfig, PublishDataConfig, RunConfig, TargetConfig
 from data.hub import find_store, store_folder
 from data.identity import store_identity
-from data.rows import Row
+from data.rows import SCHEMA, Row
 from data.store import Store
 from eval import publish_data
 from eval.data_card import size
@@ -92,6 +99,41 @@ def test_hidden_states_come_along_or_stay(target: Target, tiny_text_folder: Path
         with Store.open(hub) as store:
             assert store.has_features is keep and (hub / "hidden-00000.safetensors").exists() is keep
             assert not keep or store.hidden(1, 0, 2).equal(target.embedding.weight[:2])
+
+
+READ = {
+    "key": Value("string"), "prompt_ids": List(Value("int32")), "response_ids": List(Value("int32")),
+    "category": Value("string"), "source": Value("string"),
+    "sampling": {"temperature": Value("float64"), "top_p": Value("float64")}, "finish_reason": Value("string"),
+    "mode": Value("string"), "turn": Value("int32"), "prompt_digest": Value("string"),
+}  # fmt: skip
+
+
+def as_before(rows: Sequence[Row]) -> bytes:
+    """Rows as earlier versions wrote them."""
+    place = SCHEMA.get_field_index("sampling")
+    schema = SCHEMA.set(place, pa.field("sampling", pa.map_(pa.string(), pa.float64())))
+    records = [{**asdict(row), "sampling": list(row.sampling.items())} for row in rows]
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(records, schema=schema), out)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("before", [False, True], ids=["now", "before"])
+def test_datasets_reads_the_folder(
+    before: bool, target: Target, tiny_text_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if before:
+        monkeypatch.setattr("data.store.encode_rows", as_before)
+    run = collected(target, tmp_path, features="cache")
+    hub = publish_data.build(config(run, tiny_text_folder, hidden_states=True), run)
+    found: Any = datasets.load_dataset(str(hub), cache_dir=str(tmp_path / "cache"))
+    assert found.num_rows == {"train": 5} and found["train"].features == READ
+    assert found["train"]["key"][:] == [f"k{i}" for i in range(5)]
+    assert found["train"][4]["response_ids"] == [7, 12] and found["train"][4]["sampling"] == GREEDY
+    with Store.open(run / "store") as own, Store.open(hub) as published:
+        assert list(own.rows()) == list(published.rows())
+        assert own.table(0).is_current is not before and published.table(0).is_current
 
 
 def test_it_goes_to_the_hub_once_and_is_trained_on_from_there(
