@@ -5,6 +5,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from .adaptive import AdaptiveSettings
 from .errors import require
 from .lookups import LookupKind, LookupSettings
 
@@ -32,7 +33,7 @@ class TargetConfig:
 
 
 @dataclass
-class DrafterConfig(LookupSettings):
+class DrafterConfig(LookupSettings, AdaptiveSettings):
     """Base of all drafter kinds."""
 
     kind: str = MISSING
@@ -44,7 +45,8 @@ class DrafterConfig(LookupSettings):
     draft_vocab_size: int = 0  # trimmed vocabulary of a trained kind; 0: the full one
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        LookupSettings.__post_init__(self)
+        AdaptiveSettings.__post_init__(self)
         own = type(self).kind
         require(self.kind == own, "drafter.kind", self.kind, f"{own}; choose a kind with drafter=<kind>")
         require(1 <= self.num_spec_tokens <= 64, "drafter.num_spec_tokens", self.num_spec_tokens, "1 to 64")
@@ -125,6 +127,8 @@ class TreeConfig(DrafterConfig):
         super().__post_init__()
         kinds = (None, "chain", "static", "dynamic")
         require(self.tree in kinds, "drafter.tree", self.tree, "null, chain, static, dynamic")
+        chain = self.adaptive in (None, "off") or self.tree in (None, "chain")
+        require(chain, "drafter.adaptive", self.adaptive, f"null or off beside drafter.tree = {self.tree}")
         depths = [0]
         for number, parent in enumerate(self.tree_parents, 1):
             before = f"0 to {number - 1} at place {number}: a node comes after its parent"

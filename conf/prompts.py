@@ -5,6 +5,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from .errors import require
+from .models import DTYPES
 from .units import parse_bytes
 
 
@@ -123,6 +124,7 @@ class BenchConfig:
     acceptance: Acceptance = Acceptance.exact
     rule: Rule = Rule.auto
     bootstrap: int = 2000
+    dtypes: list[str] = field(default_factory=list)  # `make bench`: verification cost in these, too
     replayed_prompts: int = 0  # of each set, whose texts the target writes once for drafters to be replayed on; 0: none
     replayed_temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])
     texts: str | None = None  # file of these texts, which evaluations may share; default: in the run directory
@@ -145,6 +147,8 @@ class BenchConfig:
             len(self.temperatures) > 0 and all(map(is_temperature, self.temperatures)), "bench.temperatures",
             self.temperatures, f"a list, each {TEMPERATURES}",
         )
+        known_types = f"a list of {', '.join(DTYPES)}"
+        require(all(d in DTYPES for d in self.dtypes), "bench.dtypes", self.dtypes, known_types)
         require(self.replayed_prompts >= 0, "bench.replayed_prompts", self.replayed_prompts, "0 (none) or more")
         require(
             len(self.replayed_temperatures) > 0 and all(map(is_temperature, self.replayed_temperatures)),

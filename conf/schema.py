@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from omegaconf import MISSING
 
+from .adaptive import AdaptiveSettings
 from .block import BlockConfig
 from .comparing import CompareSettings, CurveSettings, PeerSettings
 from .errors import require
@@ -42,8 +43,9 @@ from .training import (
 )
 
 __all__ = [
-    "Adaptation", "BenchConfig", "BlockConfig", "CertifyConfig", "CheckpointConfig", "CompareConfig",
-    "CompareSettings", "CurveConfig", "CurveSettings", "DataConfig", "DataMode", "DrafterConfig", "Eagle3Config",
+    "Adaptation", "AdaptiveSettings", "BenchConfig", "BlockConfig", "CertifyConfig", "CheckpointConfig",
+    "CompareConfig", "CompareSettings", "CurveConfig", "CurveSettings", "DataConfig", "DataMode", "DrafterConfig",
+    "Eagle3Config",
     "EarlyExitConfig", "EngineSettings", "EnginesConfig", "Features", "GenerateConfig", "HydraConfig", "Init",
     "JumpConfig", "LauncherConfig", "LmConfig", "LookupConfig", "LookupKind", "LookupSettings", "MedusaConfig",
     "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig",

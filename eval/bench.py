@@ -1,8 +1,9 @@
 """`make bench`: what costs time on this machine, as ratios measured in one run.
 
-Verification cost v(n); plain decoding against transformers' `generate`; batched collection against transformers'
-batched `generate` at its best batch size. Both sides run in one process (the same threads, inference mode, dtype and
-prompts), warmed up and in turn, and every ratio has an interval over its repetitions.
+Verification cost v(n), in each dtype of bench.dtypes; where the time of a round goes (bench_rounds.py); plain decoding
+against transformers' `generate`; batched collection against transformers' batched `generate` at its best batch size.
+Both sides run in one process (the same threads, inference mode, dtype and prompts), warmed up and in turn, and every
+ratio has an interval over its repetitions.
 """
 
 import math
@@ -26,12 +27,15 @@ from inference.load import load_target
 from inference.sampling import Sampling
 from inference.target import Target
 
+from .bench_rounds import PARTS, bench_drafter, overhead_share, where_time_goes
 from .bootstrap import paired_ratio
 from .budget import Budget
-from .costs import WIDTHS, Stopwatch, forwards
+from .costs import Stopwatch, forwards
 
+WIDTHS = tuple(range(1, 65))  # new tokens n
 CONTEXT = 200  # tokens in the cache while v(n) is measured
 REPEATS = 4
+SHOWN = (1, 2, 4, 8, 16, 32, 64)  # of the widths, in the table; bench.json has all
 STOCK_BATCHES = (16, 32, 64, 128)
 PLAIN_PROMPTS, COLLECT_PROMPTS, NEW_TOKENS = 4, 128, 48
 
@@ -49,11 +53,18 @@ def run(cfg: RunConfig) -> None:
     target = load_target(cfg.target)
     stock = load_target(stock_config(cfg.target)).model
     requests = bench_requests(target, cfg)
+    drafter, k, where = bench_drafter(cfg, target)
+    rounds = where_time_goes(target, drafter, k, requests)
+    cost = verification_cost(target)
     figures: dict[str, Any] = {
+        "dtype": cfg.target.dtype,
         "target": target.identity,
         "machine": {**machine(), "threads": torch.get_num_threads(), "device": str(target.device)},
         "versions": versions(),
-        "verification_cost": verification_cost(target),
+        "verify_cost": cost["v"],
+        "verification_cost": {cfg.target.dtype: cost, **other_dtypes(cfg)},
+        "overhead_share": overhead_share(rounds),
+        "rounds": {"drafter": drafter.kind, "from": where, "num_spec_tokens": k, **rounds},
         "plain": plain_decoding(target, stock, requests[:PLAIN_PROMPTS]),
         "collect": collection(target, stock, requests, cfg.data.batch),
     }
@@ -80,6 +91,12 @@ def verification_cost(target: Target) -> dict[str, Any]:
     """v(n): one forward over n new tokens, head included, over one token."""
     seconds = Stopwatch(target.device).medians(forwards(target, 1, CONTEXT, WIDTHS), Budget(math.inf))
     return {"context": CONTEXT, "ms_1": 1e3 * seconds[1], "v": {n: seconds[n] / seconds[1] for n in WIDTHS}}
+
+
+def other_dtypes(cfg: RunConfig) -> dict[str, Any]:
+    """The verification cost in those of bench.dtypes that the target was not loaded in."""
+    others = [dtype for dtype in dict.fromkeys(cfg.bench.dtypes) if dtype != cfg.target.dtype]
+    return {dtype: verification_cost(load_target(replace(cfg.target, dtype=dtype))) for dtype in others}
 
 
 def plain_decoding(target: Target, stock: PreTrainedModel, requests: Sequence[Request]) -> dict[str, Any]:
@@ -162,9 +179,14 @@ def show(figures: dict[str, Any]) -> None:
     table = Table(title="ratios of this machine, this run")
     table.add_column("what")
     table.add_column("figure", justify="right")
-    cost = figures["verification_cost"]
-    for n, v in cost["v"].items():
-        table.add_row(f"v({n}): a forward over {n} tokens / over 1", f"{v:.2f}")
+    for dtype, cost in figures["verification_cost"].items():
+        for n, v in cost["v"].items():
+            if n in SHOWN or n == max(cost["v"]):
+                table.add_row(f"v({n}) in {dtype}: a forward over {n} tokens / over 1", f"{v:.2f}")
+    for name in ("plain", "speculative"):
+        for batch, entry in figures["rounds"][name].items():
+            parts = ", ".join(f"{part} {entry['shares'][part]:.1%}" for part in PARTS)
+            table.add_row(f"a {name} round at batch {batch}: {parts}", f"{entry['ms']:.1f} ms")
     for key, what in COMPARED.items():
         entry = figures[key]
         table.add_row(what, f"{entry['ratio']:.2f}x [{entry['ci95'][0]:.2f}, {entry['ci95'][1]:.2f}]")

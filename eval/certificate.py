@@ -12,7 +12,7 @@ from typing import Any
 
 from conf.schema import DrafterConfig, Rule
 from inference.decode import Request
-from inference.drafters import Drafter
+from inference.drafters import Drafter, adapt
 from inference.sampling import Sampling
 from inference.target import Target
 
@@ -52,6 +52,7 @@ def certificate(
     started = time.perf_counter()
     target = toy_target()
     enumeration, drafter = enumerate_toy(config, rule), toy_drafter(drawn_config(config), target)
+    adapt(drafter, config)  # rows of a batch decide together when their drafts end, so that this too is only drawn
     drawn = draw_toy(target, drafter, SAMPLINGS[0], rule, texts, seed)
     figures = {"drafter": drafter.kind, "texts": texts, "p_value": drawn.p_value, "cells": drawn.dof + 1}
     return {

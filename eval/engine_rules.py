@@ -62,7 +62,7 @@ def by_engine_rule(drafter: Drafter, min_match: int | None = None) -> Drafter:
 def vllm_rounds(target: Target, drafter: Drafter, prompts: Sequence[list[int]], k: int, limit: int) -> list[Round]:
     """Rounds of the live loop as vLLM would run them: those that begin before `limit` tokens are out, none of them
     shorter because the end is near."""
-    decoder = Decoder(target, drafter, num_spec_tokens=k)
+    decoder = Decoder(target, drafter, num_spec_tokens=k, adaptive=False)
     requests = [Request(prompt, max_new_tokens=limit + k + 1) for prompt in prompts]
     return [one for result in decoder.run(requests) for one in _begun(result, limit)]
 

@@ -13,7 +13,7 @@ from conf.schema import BenchConfig, DrafterConfig, Rule
 from data.prompt import Prompt
 from data.turns import Turn, first_turn, next_turn
 from inference.acceptance import Counts, Round
-from inference.along import drafted_chances
+from inference.along import drafted_chances, paced
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.replay import Overlap, Record, overlap, replay
@@ -24,7 +24,7 @@ from inference.tuning import Matches, Text, Tuned, record_of, tune
 
 from .benchmarks import Benchmark
 from .records import Partial, PromptRecord
-from .report import NGRAM, NGRAM_SAME_LENGTH, SAME_LENGTH, SWEEP, TOKEN_RULE
+from .report import NGRAM, NGRAM_SAME_LENGTH, PACED, SAME_LENGTH, SWEEP, TOKEN_RULE
 from .speed import Pair, Pairing
 
 TUNING_TOKENS = 64
@@ -68,6 +68,9 @@ class Contest:
         out |= {f"{SWEEP}{n}": play(n, lookup=lookup, chances=chances) for n in range(1, longest + 1)}
         if lookup is not None and lookup.tokens not in (None, k):
             out[SAME_LENGTH] = play(k, lookup=replace(lookup, tokens=None), chances=chances)
+        pace = paced(self.drafter, self.target, record, k, sampling)
+        if pace is not None:
+            out[PACED] = play(k, lookup=lookup, chances=chances, pace=pace)
         return out
 
     def _drafted(self, drafter: Drafter, record: Record, k: int, sampling: Sampling) -> torch.Tensor | None:

@@ -200,7 +200,8 @@ def first_acceptance(drafter: Drafter, target: Target, prompts: Sequence[list[in
     where the prompts last so long."""
     accepted = rounds = 0
     requests = [Request(prompt, max_new_tokens=TOKENS) for prompt in prompts]
-    for result in Decoder(target, drafter, batch=min(8, len(requests)), num_spec_tokens=k).run(requests):
+    whole = Decoder(target, drafter, batch=min(8, len(requests)), num_spec_tokens=k, adaptive=False)
+    for result in whole.run(requests):
         proposed = [r for r in result.rounds if r.proposed]
         accepted += sum(r.accepted > 0 for r in proposed)
         rounds += len(proposed)

@@ -23,6 +23,7 @@ RoundsOf = Callable[[PromptRecord], list[Round]]
 SWEEP = "length-"  # replays named length-1, length-2, ... are the drafter's own draft-length sweep
 NGRAM, NGRAM_SAME_LENGTH = "ngram", "ngram_same_length"  # with its own best draft length, with the drafter's
 SAME_LENGTH = "same_length"  # the drafter itself, matches no longer drafted from than by the drafter behind them
+PACED = "paced"  # the drafter itself, its drafts ending when they no longer pay, as it drafts where it does that
 TOKEN_RULE = "token_rule"  # the drafter itself, verified token by token where the loop verified whole blocks
 BASELINES = (NGRAM, NGRAM_SAME_LENGTH, SAME_LENGTH, "untrained", "trained_alone")
 STAGES = ("setup", "collect", "train", "evaluate")
@@ -35,6 +36,12 @@ def by_run(records: list[PromptRecord]) -> dict[str, dict[str, Groups]]:
         groups = out.setdefault(record.set, {}).setdefault(temperature_name(record.temperature), {})
         groups.setdefault(record.category, []).append(record)
     return out
+
+
+def own_replay(record: PromptRecord, k: int) -> list[Round]:
+    """The drafter's own rounds on the plain text, with k draft tokens or, where its drafts end when they no longer pay,
+    up to k."""
+    return record.replays.get(PACED) or record.replays[f"{SWEEP}{k}"]
 
 
 def acceptance_section(groups: Groups, rounds_of: RoundsOf, k: int, draws: int, seed: int) -> dict[str, Any]:

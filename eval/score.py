@@ -17,7 +17,7 @@ from .costs import CONTEXTS, CostGrid, Stopwatch, verification_cost
 from .drafting import DraftCost, Scene, draft_cost, loop_cost
 from .forecast import Machine, simulated
 from .records import PromptRecord, by_prompt, temperature_name
-from .report import SWEEP, Groups, by_run
+from .report import Groups, by_run, own_replay
 from .speed import per_token
 
 SECONDS = 45.0  # that measuring costs may take, all temperatures together
@@ -56,7 +56,7 @@ def forecast_section(
 def widths_of(records: Sequence[PromptRecord], k: int) -> list[int]:
     """New tokens of a forward that are timed: those of the drafter's own rounds, and doublings up to the widest round
     there was, since a lookup may draft more."""
-    widest = max((r.proposed + 1 for record in records for r in record.replays[f"{SWEEP}{k}"]), default=k + 1)
+    widest = max((r.proposed + 1 for record in records for r in own_replay(record, k)), default=k + 1)
     doublings = {2**i for i in range(2, widest.bit_length()) if k + 1 < 2**i < widest}
     return sorted({1, 2, k, k + 1, widest} | doublings)
 
@@ -97,7 +97,7 @@ def _cell(
     """One set at one temperature: its headline, and every category."""
 
     def predicted(record: PromptRecord) -> tuple[float, float]:
-        rounds, context = record.replays[f"{SWEEP}{k}"], len(record.prompt) + len(record.plain_tokens) // 2
+        rounds, context = own_replay(record, k), len(record.prompt) + len(record.plain_tokens) // 2
         emitted = sum(len(r.emitted) for r in rounds)
         plain, speculative = simulated(rounds, machine, draft, context)
         return (plain / emitted, speculative / emitted) if emitted else (0.0, 0.0)

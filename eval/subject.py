@@ -12,7 +12,7 @@ from conf.paths import run_dir
 from conf.schema import DrafterConfig, RunConfig
 from inference import layouts
 from inference.artifact import CONFIG, MODEL_CONFIG, POOL, WEIGHTS, draft_length, load_drafter
-from inference.drafters import Drafter, build, reshape
+from inference.drafters import Drafter, adapt, build, reshape
 from inference.target import Target
 
 
@@ -65,6 +65,7 @@ def load_subject(cfg: RunConfig, target: Target) -> Subject:
     drafter, config, about = load_drafter(where, target)
     wanted = draft_length(cfg.drafter, config)
     reshape(drafter, cfg.drafter, target)
+    adapt(drafter, config, cfg.drafter)
     return Subject(drafter, config, about, where, min(wanted, drafter.longest(wanted)))
 
 

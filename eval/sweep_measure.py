@@ -10,6 +10,7 @@ from torch import Tensor
 
 from conf.schema import Rule
 from inference.acceptance import Round
+from inference.along import paced
 from inference.decode import Decoder, Request, Result
 from inference.drafters import Drafter
 from inference.replay import Record, chain_chances, replay
@@ -86,9 +87,10 @@ class Bench:
     def _replayed(self, place: Place, result: Result, generator: torch.Generator) -> list[Round]:
         record = Record(result.request.prompt, result.tokens, result.hidden, result.request.max_new_tokens)
         chances = self._chances(record, place.temperature)
+        pace = paced(self.drafter, self.target, record, self.longest, Sampling(temperature=place.temperature))
         return replay(
             record, place.num_spec_tokens, lookup=self.drafter.rule, pool=self.drafter.pool, chances=chances,
-            source=self.drafter.chain.kind, generator=generator,
+            source=self.drafter.chain.kind, generator=generator, pace=pace,
         )  # fmt: skip
 
     def _chances(self, record: Record, temperature: float) -> Tensor | None:

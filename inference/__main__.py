@@ -10,7 +10,7 @@ from conf.schema import GenerateConfig
 from .acceptance import Counts, Round
 from .artifact import draft_length, load_drafter
 from .decode import Decoder, Request
-from .drafters import Drafter, build, reshape
+from .drafters import Drafter, adapt, build, reshape
 from .load import load_target
 from .sampling import Sampling
 from .show import Printer
@@ -62,6 +62,7 @@ def find_drafter(cfg: GenerateConfig, target: Target) -> tuple[Drafter, int]:
         raise UserError(f"there is no drafter in {folder}; run `make distill` first or set drafter.folder")
     drafter, saved, _ = load_drafter(cfg.drafter.folder or folder, target)
     reshape(drafter, cfg.drafter, target)
+    adapt(drafter, saved, cfg.drafter)
     wanted = draft_length(cfg.drafter, saved)
     return drafter, min(wanted, drafter.longest(wanted))
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from conf.schema import Rule
 
 from .drafters.base import Context, Draft, Drafter, Features
+from .paced import Paced
 from .replay import Record, chain_chances, of_chains, own_steps, record_batch
 from .sampling import Sampling, SamplingRows
 from .target import Hidden, Target
@@ -145,3 +146,21 @@ def chances(reach: Sequence[int], record: Record, k: int) -> Tensor:
     kept = torch.zeros(len(record.tokens) - 1, dtype=torch.int64)
     kept[: len(reach)] = torch.tensor(reach, dtype=torch.int64)
     return (torch.arange(k) < kept[:, None]).double()
+
+
+def paced(drafter: Drafter, target: Target, record: Record, k: int, sampling: Sampling) -> Paced | None:
+    """How `replay` ends the drafts of `drafter`, of up to k tokens; None where they have the length asked for."""
+    trained = drafter.chain
+    if drafter.adaptive is None:
+        return None
+    if trained.num_steps == 0 or len(record.tokens) < 2:
+        return Paced(drafter.adaptive, sampling)
+    return Paced(drafter.adaptive, sampling, confidences(trained, target, record, k))
+
+
+@torch.inference_mode()
+def confidences(trained: Drafter, target: Target, record: Record, k: int) -> Tensor:
+    """[A,k], A = R - 1: how sure a drafter of chains is of each token of a draft of k at every anchor, given the
+    recorded ones before it."""
+    said = trained.train_output(record_batch(target, record, trained.train_taps))
+    return of_chains(trained, own_steps(trained, trained.confidence(said)[0], k).cpu(), k)

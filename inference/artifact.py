@@ -45,7 +45,7 @@ from conf.schema import (
 )
 
 from . import layouts
-from .drafters import Drafter, Pool, build, needs_vocab
+from .drafters import Drafter, Pool, adapt, build, needs_vocab
 from .stock import read_config
 from .target import Target
 from .vocab import D2T, T2D, ids_from
@@ -185,6 +185,7 @@ def load_drafter(where: str | Path, target: Target) -> tuple[Drafter, DrafterCon
     ids = None if vocab is None else vocab.to(target.device)
     drafter = build(cfg, target, ids, saved, load_pool(cfg, folder, target))
     load_weights(drafter, tensors, str(folder / WEIGHTS))
+    adapt(drafter, cfg)
     return drafter.eval(), cfg, about
 
 
@@ -203,12 +204,15 @@ def _load_published(folder: Path, target: Target) -> tuple[Drafter, DrafterConfi
             )
         fields = {"kind": "lm", "model": str(folder), "draft_vocab_size": 0, "lora_rank": 0}
         cfg = _config_of(about, fields, folder)
-        return build(cfg, target, pool=load_pool(cfg, folder, target)).eval(), cfg, about
+        drafter = build(cfg, target, pool=load_pool(cfg, folder, target))
+        adapt(drafter, cfg)
+        return drafter.eval(), cfg, about
     found = layouts.read(config, layouts.open_tensors(folder), target, str(folder))
     cfg = _config_of(about, found.fields | {"dtype": _dtype_of(found.tensors)}, folder)
     ids = None if found.draft_ids is None else found.draft_ids.to(target.device)
     drafter = build(cfg, target, ids, pool=load_pool(cfg, folder, target))
     load_weights(drafter, found.tensors, str(folder / layouts.MODEL))
+    adapt(drafter, cfg)
     return drafter.eval(), cfg, about
 
 

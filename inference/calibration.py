@@ -4,6 +4,8 @@ z: logits, a: what was predicted, the analytic acceptance Σ min(p, q) in [0, 1]
 draw that was not made: it counts as `a` of an accepted token and 1 - a of a rejected one.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -45,3 +47,22 @@ def auc(c: Tensor, a: Tensor) -> float:
     lost = torch.zeros_like(kept).index_add_(0, place, 1 - a.double())
     pairs = float(kept.sum() * lost.sum())
     return float((kept * (lost.cumsum(0) - lost / 2)).sum()) / pairs if pairs > 0 else 0.5
+
+
+def binned(values: Tensor, weights: Tensor, bins: Tensor, count: int, usual: float) -> tuple[list[float], list[float]]:
+    """(means, weights) of `count` bins, bins [n] being each value's; in every bin one value more, the usual one."""
+    sums = torch.full((count,), usual, dtype=torch.float64).index_add_(0, bins, (values * weights).double())
+    totals = torch.ones(count, dtype=torch.float64).index_add_(0, bins, weights.double())
+    return (sums / totals).tolist(), totals.tolist()
+
+
+def monotone(means: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """The rising numbers that are nearest to `means` in weighted squares: neighbours that fall are pooled (Ayer et al.
+    1955)."""
+    pools: list[tuple[float, float, int]] = []  # mean, weight, numbers in it
+    for mean, weight in zip(means, weights, strict=True):
+        pools.append((mean, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (a, v, m), (b, w, n) = pools[-2:]
+            pools[-2:] = [((a * v + b * w) / (v + w), v + w, m + n)]
+    return [mean for mean, _, n in pools for _ in range(n)]

@@ -86,7 +86,7 @@ def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int,
 
 def round_seconds(target: Target, drafter: Drafter | None, k: int, prompt: list[int]) -> list[float]:
     """Of the first rounds of an answer with k draft tokens each; the very first only where it is alone."""
-    loop = Decoder(target, drafter, num_spec_tokens=k)
+    loop = Decoder(target, drafter, num_spec_tokens=k, adaptive=False)
     stream = loop.stream(Request(prompt, max_new_tokens=(k + 1) * (ROUNDS + 2)))
     next(stream)  # prefill
     seconds: list[float] = []

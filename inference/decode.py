@@ -14,6 +14,7 @@ from torch import Tensor
 from conf.schema import Rule
 
 from .acceptance import Round
+from .adaptive import Pace
 from .batch import right_padded, similar_lengths
 from .drafters.base import Context, Draft, Drafter, Features
 from .outcome import outcome
@@ -30,13 +31,14 @@ class Decoder:
     """Decodes requests with a target and a drafter (None: plainly), `batch` rows at a time.
 
     Lossless: the emitted text is distributed as the target's alone under each row's Sampling; greedy rows are
-    token-identical up to the numerics of forwards of different width.
+    token-identical up to the numerics of forwards of different width. adaptive: whether drafts may
+    end early, where the drafter has a rule for that (adaptive.py).
     """
 
     def __init__(
         self, target: Target, drafter: Drafter | None = None, *, sampling: Sampling | None = None,
         batch: int = 1, num_spec_tokens: int = 3, seed: int = 0, keep_hidden: bool = False,
-        rule: Rule = Rule.auto, on_draft: Callable[[int, Draft], None] | None = None,
+        rule: Rule = Rule.auto, on_draft: Callable[[int, Draft], None] | None = None, adaptive: bool = True,
     ) -> None:  # fmt: skip
         self.target, self.drafter = target, drafter
         self.sampling, self.batch, self.keep_hidden = sampling or Sampling(), batch, keep_hidden
@@ -46,6 +48,7 @@ class Decoder:
         self.draft_context = min(self.context, own or sys.maxsize)  # no draft goes beyond it
         self.generator = torch.Generator().manual_seed(seed)
         self.rule, self.on_draft = rule, on_draft
+        self.adaptive = drafter.adaptive if adaptive and drafter is not None else None
 
     def run(self, requests: Iterable[Request]) -> Iterator[Result]:
         """Results in the order they finish; a finished row is refilled from `requests`."""
@@ -217,16 +220,25 @@ class _Loop:
         left = self.d.draft_context - max(len(row.tokens) for row in rows)
         # Never longer than any row could still use, nor than every row's positions allow.
         room = min(max(row.room for row in rows) - 1, left)
-        k = min(self.d.num_spec_tokens, room)
+        k, pace = min(self.d.num_spec_tokens, room), self._pace()
+        if pace is not None and k > 0 and self.d.drafter is not None and self.d.drafter.rule is None:
+            k = pace.length(k)
         if self.d.drafter is None or k < 1:
             none = torch.zeros(len(tokens), 0, dtype=torch.int64, device=last.device)
             return Draft(none, torch.zeros(len(tokens), dtype=torch.int64, device=last.device))
         assert self.hidden is not None
-        ctx = Context(tokens, last, self.hidden, self.live, self.cache, room)
+        ctx = Context(tokens, last, self.hidden, self.live, self.cache, room, pace)
         draft = self.d.drafter.draft(self.state, ctx, k, self.sampling, self.d.generator)
         if self.d.on_draft is not None:
             self.d.on_draft(len(self.rows), draft)
         return draft
+
+    def _pace(self) -> Pace | None:
+        """The decisions of this round. Only a CPU is asked inside a draft: elsewhere an answer would be a wait."""
+        if self.d.adaptive is None:
+            return None
+        rounds = [None if row is None else row.rounds for row in self.rows]
+        return Pace(self.d.adaptive, rounds, self.sampling.rows, self.target.device.type == "cpu")
 
     def _read(self, tokens: Tensor, draft: Draft) -> Hidden:
         """The target over the pending token and the draft, or over what is left to do of it."""

@@ -76,7 +76,7 @@ def _decode(
     def record(_rows: int, draft: Draft) -> None:
         seen.append(draft)
 
-    decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record)
+    decoder = Decoder(target, drafter, num_spec_tokens=k, on_draft=record, adaptive=False)
     return seen, next(decoder.run([Request(prompt, max_new_tokens=max_new_tokens)]))
 
 

@@ -28,9 +28,11 @@ from conf.schema import Rule
 
 from .acceptance import LOOKUP, Round
 from .batch import Batch, make_batch
+from .drafters.automaton import NONE, Match
 from .drafters.base import Drafter
 from .drafters.lookup import Index, Lookup
 from .drafters.pool import Pool
+from .paced import Paced
 from .parity import with_hidden
 from .sampling import Sampling, process
 from .target import Target
@@ -50,8 +52,8 @@ class Record:
     max_new_tokens: int
 
 
-Find = Callable[[int, int], list[int]]
-"""(response index of the pending token, draft tokens at most) -> what a lookup drafts there."""
+Find = Callable[[int, int], Match]
+"""(response index of the pending token, draft tokens at most) -> what a lookup finds there."""
 
 
 def replay(
@@ -64,14 +66,15 @@ def replay(
     chances: Tensor | None = None,
     source: str = "",
     generator: torch.Generator | None = None,
+    pace: Paced | None = None,
 ) -> list[Round]:
     """Rounds of a drafter with k draft tokens on the recorded text.
 
     lookup: it goes first, with draft lengths of its own where its rule has one; pool: what it searches beside the
     text; find: where its drafts come from, if they are known already. chances [A,K]: of a chain drafter (see
     `chain_chances`), None for lookup alone; both: the hybrid. source: what their rounds are called. generator: for
-    chances other than 0 and 1. As in the live loop a draft is never longer than the length limit leaves room for.
-    Drafts accepted behind the end of the text are not known.
+    chances other than 0 and 1. pace: drafts end when they no longer pay, as in the loop. As there a draft is never
+    longer than the length limit leaves room for. Drafts accepted behind the end of the text are not known.
     """
     find = reader(record, lookup, pool) if lookup is not None and find is None else find
     rounds: list[Round] = []
@@ -79,7 +82,10 @@ def replay(
     while at < len(record.tokens) - 1:
         room = record.max_new_tokens - at - 2  # one place is the target's own token's
         length = min(k, room)
-        found = [] if lookup is None or find is None else find(at, min(lookup.tokens or k, room))
+        match = NONE if lookup is None or find is None else find(at, min(lookup.tokens or k, room))
+        found = match.tokens
+        if pace is not None:
+            found, length = pace.lengths(rounds, at, match, 0 if chances is None else length)
         if found or chances is None:
             rounds.append(_looked_up(record, at, found))
         else:
@@ -92,9 +98,9 @@ def reader(record: Record, lookup: Lookup, pool: Pool | None = None) -> Find:
     """Looks up in the record as it is read, at rising places."""
     index, text = Index(lookup, pool), record.prompt + record.tokens
 
-    def find(at: int, k: int) -> list[int]:
+    def find(at: int, k: int) -> Match:
         index.extend(text[len(index.tokens) : len(record.prompt) + at + 1])
-        return index.lookup(k)
+        return index.match(k)
 
     return find
 

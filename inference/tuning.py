@@ -43,7 +43,12 @@ class Matches:
         if key not in self._tables:
             self._tables[key] = self._table(replace(rule, min_match=1))
         table = self._tables[key]
-        return lambda at, k: rule.draft(*table[at])[:k]
+
+        def find(at: int, k: int) -> Match:
+            match = rule.choose(*table[at])
+            return Match(match.length, match.tokens[:k])
+
+        return find
 
     def _table(self, rule: Lookup) -> list[tuple[Match, Match]]:
         text, table, longest = rule.text(), list[tuple[Match, Match]](), rule.max_match

@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 
+from conf.adaptive import AdaptiveSettings
 from conf.digest import digest_of, file_digest
 from conf.errors import UserError, require
 from conf.lookups import LookupSettings
@@ -14,7 +15,7 @@ from .stock import read_config
 from .target import Target
 
 # What may differ: how a drafter is trained and used, not what its tensors mean.
-FREE = {field.name for field in fields(LookupSettings)} | {
+FREE = {field.name for part in (LookupSettings, AdaptiveSettings) for field in fields(part)} | {
     "num_spec_tokens", "folder", "warm_start", "dtype", "unroll", "own_tokens", "num_heads", "block_size",
     "num_anchors", "temperatures", "min_confidence",
 }  # fmt: skip

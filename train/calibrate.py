@@ -28,8 +28,8 @@ Pairs = tuple[Tensor, Tensor]  # a head's logits [n] and the analytic acceptance
 def calibrated(
     cfg: DrafterConfig, drafter: Drafter, target: Target, batches: Iterable[Batch]
 ) -> tuple[DrafterConfig, dict[str, Any] | None]:
-    """(cfg with the temperatures that fit every other row of `batches`, figures of the other rows); cfg as it is and
-    None without a confidence head or with fewer than two rows."""
+    """(cfg with the temperatures that fit every other row of `batches`, which `drafter` has from now on, figures of the
+    other rows); cfg as it is and None without a confidence head or with fewer than two rows."""
     trained = drafter.chain
     if not isinstance(cfg, BlockConfig) or not isinstance(trained, BlockDrafter) or trained.confidence_head is None:
         return cfg, None
@@ -38,6 +38,7 @@ def calibrated(
         return cfg, None
     fit, held_out = ([_joined(position) for position in zip(*half, strict=True)] for half in (rows[::2], rows[1::2]))
     temperatures = [fit_temperature(z, a) for z, a in fit]
+    trained.temperatures.copy_(torch.tensor(temperatures))
     return replace(cfg, temperatures=temperatures), report(held_out, temperatures)
 
 

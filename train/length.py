@@ -16,30 +16,43 @@ from inference.sampling import Sampling
 from inference.target import Target
 from inference.tuning import Matches, Text, forecast, record_of
 
+from .pace import with_pace
+from .validate import held_out_batches
+
 LONGEST = 6  # draft tokens that are tried, unless drafter.num_spec_tokens is more
 
 
 def with_length(
     cfg: DrafterConfig, drafter: Drafter, target: Target, plain: Sequence[Result]
 ) -> tuple[DrafterConfig, dict[str, Any] | None]:
-    """(cfg with the draft length that is forecast to be fastest, what was forecast of each); None unless
-    drafter.tune_length is set and an answer has a round.
+    """(cfg with the draft length that is forecast to be fastest, and with what drafts need to end when they no longer
+    pay; what was forecast of each). None unless drafter.tune_length is set, or drafter.adaptive on or auto, and an
+    answer has a round.
 
     cfg: with the lookup that was chosen; plain: greedy answers to choosing prompts with their hidden states, categories
     in the requests' `meta`.
     """
     answered = [result for result in plain if len(result.tokens) > 1]
-    if not cfg.tune_length or not answered:
+    paces = cfg.adaptive in ("on", "auto") and drafter.chain.tree_shape is None
+    if not (cfg.tune_length or paces) or not answered:
         return cfg, None
     rule = None if drafter.rule is None else Lookup.of(cfg)
-    lengths = range(1, min(drafter.longest(cfg.num_spec_tokens), max(cfg.num_spec_tokens, LONGEST)) + 1)
+    longest = min(drafter.longest(cfg.num_spec_tokens), max(cfg.num_spec_tokens, LONGEST))
+    lengths = range(1, (longest if cfg.tune_length else cfg.num_spec_tokens) + 1)
     texts = [_text(drafter, target, result, rule, lengths[-1]) for result in answered]
+    costs = costs_by_length(cfg, drafter, target, answered, lengths, rule)
+    forecasts = {k: forecast(texts, k, rule, costs[k]) for k in lengths}
+    k = cfg.num_spec_tokens
+    if cfg.tune_length:
+        k = max(lengths, key=lambda k: forecasts[k].speedup)  # the shorter one among equals
     tried = [
-        {"num_spec_tokens": k, **asdict(forecast(texts, k, rule, costs)), "drafting": costs.drafting}
-        for k, costs in costs_by_length(cfg, drafter, target, answered, lengths, rule).items()
+        {"num_spec_tokens": k, **asdict(found), "drafting": costs[k].drafting} for k, found in forecasts.items()
     ]
-    best = max(tried, key=lambda found: found["speedup"])  # the shorter one among equals
-    return replace(cfg, num_spec_tokens=best["num_spec_tokens"]), {**best, "tried": tried}
+    cfg, figures = replace(cfg, num_spec_tokens=k), {**tried[k - 1], "tried": tried}
+    if paces:
+        batches = held_out_batches(answered)
+        cfg, figures["adaptive"] = with_pace(cfg, drafter, target, texts, batches, costs, rule, forecasts[k])
+    return cfg, figures
 
 
 def costs_by_length(

@@ -40,8 +40,8 @@ def finish(trainer: Run[Any], cfg: DrafterConfig, answers: Sequence[Result]) -> 
     target = trainer.distillation.target
     cfg, tree = tuned_tree(cfg, trainer.drafter.eval(), target, answers)
     cfg, lookup = tuned(cfg, trainer.drafter, target, answers)
-    cfg, length = with_length(cfg, trainer.drafter, target, answers)
     cfg, confidence = calibrated(cfg, trainer.drafter, target, held_out_batches(answers))
+    cfg, length = with_length(cfg, trainer.drafter, target, answers)
     figures = {
         "config_digest": digest_of(trainer.outcome()),
         "steps": state.step,

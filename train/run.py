@@ -63,7 +63,8 @@ def write_untrained(cfg: RunConfig, path: Path, target: Target) -> None:
     with timed(path, "train") as figures:
         record(cfg, path)
         drafter, own = (build(cfg.drafter, target), cfg.drafter) if store is None else make_drafter(cfg, target, store)
-        tunes = (cfg.drafter.tune_lookup and drafter.rule is not None) or cfg.drafter.tune_length
+        paces = cfg.drafter.adaptive in ("on", "auto")
+        tunes = (cfg.drafter.tune_lookup and drafter.rule is not None) or cfg.drafter.tune_length or paces
         plain = answers() if tunes else []
         drafter_cfg, lookup = tuned(own, drafter, target, plain)
         drafter_cfg, length = with_length(drafter_cfg, drafter, target, plain)

@@ -101,7 +101,8 @@ class Validator:
 
     def _live(self, drafter: Drafter) -> list[Result]:
         gamma, batch = self.cfg.drafter.num_spec_tokens, len(self.requests)
-        return Decoder(self.target, drafter, batch=batch, num_spec_tokens=gamma).generate(self.requests)
+        whole = Decoder(self.target, drafter, batch=batch, num_spec_tokens=gamma, adaptive=False)
+        return whole.generate(self.requests)
 
     def _teacher_forced(self, drafter: Drafter) -> tuple[Sums, list[float]]:
         """Sums over the held-out rows, and the agreement at each position given that all earlier ones agree."""

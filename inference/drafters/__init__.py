@@ -1,10 +1,12 @@
 """The drafters: `build` is the only list of kinds."""
 
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
 
+from conf.adaptive import AdaptiveSettings
 from conf.errors import ConfigError, UserError
 from conf.schema import (
     BlockConfig,
@@ -19,6 +21,7 @@ from conf.schema import (
     TreeConfig,
 )
 
+from ..adaptive import Adaptive
 from ..stock import read_config, read_model
 from ..target import Target
 from ..text import Text, same_tokenizer
@@ -42,8 +45,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 __all__ = [
-    "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "build", "check_block", "needs_vocab", "reshape",
-    "shape_of",
+    "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "adapt", "build", "check_block", "needs_vocab",
+    "reshape", "shape_of",
 ]  # fmt: skip
 
 
@@ -65,7 +68,9 @@ def build(
     check_vocab(cfg, target, vocab_ids)
     rule = Lookup.of(cfg)
     if isinstance(cfg, LookupConfig):
-        return LookupDrafter(rule, pool)
+        drafter: Drafter = LookupDrafter(rule, pool)
+        adapt(drafter, cfg)
+        return drafter
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
     drafter.tree_shape = shape_of(cfg, target, vocab_ids)
     if cfg.lookup:
@@ -101,6 +106,19 @@ def reshape(drafter: Drafter, cfg: DrafterConfig, target: Target) -> None:
     if cfg.tree != "chain" and not trained.makes_trees:
         raise UserError(f"drafter.tree = {cfg.tree}: a {trained.kind} drafter drafts chains only")
     trained.tree_shape = shape_of(cfg, target, trained.draft_ids)
+
+
+def adapt(drafter: Drafter, saved: DrafterConfig, cfg: DrafterConfig | None = None) -> None:
+    """Let the drafts of a loaded drafter end when they no longer pay, if `saved`, its own configuration, says so; cfg:
+    what of it is told otherwise. Trees have the size that was chosen for them.
+    """
+    names = [field.name for field in fields(AdaptiveSettings)]
+    usual = AdaptiveSettings()
+    told = {name: getattr(cfg or saved, name) for name in names}
+    told = {name: value for name, value in told.items() if value not in (getattr(usual, name), "auto")}
+    own = replace(saved, **told)
+    chains = drafter.chain.tree_shape is None
+    drafter.adaptive = Adaptive.of(own) if own.adaptive == "on" and chains else None
 
 
 def _trained_kind(

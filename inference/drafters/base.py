@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..adaptive import Adaptive, Pace
 from ..batch import Batch
 from ..cache import SlotCache
 from ..sampling import SamplingRows, draw, process, uniforms
@@ -62,6 +63,7 @@ class Context:
     cache: the target's, for drafters that run its layers: a draft may write beyond `lengths`, and leaves them as
     they were. room: draft tokens that the text and the positions leave room for; only a lookup's draft may be longer
     than what was asked for, and then no longer than this.
+    pace: when drafts end because more of them does not pay; None: never.
     """
 
     rows: list[list[int]]
@@ -70,6 +72,7 @@ class Context:
     live: list[bool]
     cache: SlotCache | None = None
     room: int = sys.maxsize
+    pace: Pace | None = None
 
 
 @dataclass
@@ -105,6 +108,8 @@ class Drafter(nn.Module, ABC):
     context: int | None = None  # positions of its own model; None: only the target's count
     makes_trees: bool = False
     tree_shape: Shape | None = None  # of its drafts; None: chains
+    at_once: bool = False  # a draft of one token costs as much as one of many
+    adaptive: Adaptive | None = None  # its chains end when they no longer pay; None: they have the length asked for
     draft_ids: Tensor | None  # trimmed vocabulary [D] -> target ids; None: the full vocabulary
     rule: "Lookup | None" = None  # of its lookup, which goes first
     pool: Pool | None = None  # earlier outputs that its lookup searches
@@ -164,6 +169,10 @@ class Drafter(nn.Module, ABC):
         """train_logits and what else is trained on them."""
         return TrainOutput(self.train_logits(batch))
 
+    def confidence(self, said: TrainOutput) -> Tensor:
+        """[B,A,K] of a training forward: how sure it is of each token, in [0, 1], as its steps in the loop are."""
+        return top_probability(said.logits)
+
     def choose_anchors(self, batch: Batch) -> Batch:
         """The batch with the anchors of one training step, drawn from torch's global generator; default: all."""
         return batch
@@ -205,17 +214,32 @@ def choose(
     return draw(probs, uniforms((logits.shape[0],), generator, logits.device)), probs
 
 
-class Chain:
-    """Collects the steps of a chain into a Draft."""
+def top_probability(logits: Tensor) -> Tensor:
+    """Of the likeliest token at temperature 1: logits [..., D] -> [...]."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1).amax(-1)
 
-    def __init__(self, draft_ids: Tensor | None, vocab_size: int, kind: str) -> None:
-        self.draft_ids, self.vocab_size, self.kind = draft_ids, vocab_size, kind
+
+class Chain:
+    """Collects the steps of a chain into a Draft. pace: when it ends before all steps are made."""
+
+    def __init__(self, draft_ids: Tensor | None, vocab_size: int, kind: str, pace: Pace | None = None) -> None:
+        self.draft_ids, self.vocab_size, self.kind, self.pace = draft_ids, vocab_size, kind, pace
         self.tokens: list[Tensor] = []
         self.probs: list[Tensor] = []
         self.logits: list[Tensor] = []
 
-    def step(self, logits: Tensor, sampling: SamplingRows, generator: torch.Generator) -> Tensor:
-        """Draw the next draft token from logits [B,D]; returns its target ids [B]."""
+    @property
+    def ended(self) -> bool:
+        """Whether another step does not pay, by what was known before the newest token was drawn."""
+        return self.pace is not None and self.pace.ended
+
+    def step(
+        self, logits: Tensor, sampling: SamplingRows, generator: torch.Generator, confidence: Tensor | None = None
+    ) -> Tensor:
+        """Draw the next draft token from logits [B,D]; returns its target ids [B]. confidence [B]: how sure the drafter
+        is of it, in [0, 1]; None: the probability of the likeliest one."""
+        if self.pace is not None:
+            self.pace.hear(self.pace.chances(top_probability(logits) if confidence is None else confidence))
         index, probs = choose(logits, sampling, generator)
         token = index if self.draft_ids is None else self.draft_ids[index]
         self.tokens.append(token)

@@ -42,6 +42,7 @@ class BlockDrafter(Drafter):
     """Drafts block_size tokens in one pass of the network."""
 
     kind = "block"
+    at_once = True
     temperatures: Tensor  # [K], of the confidence head's logits
 
     def __init__(self, target: Target, cfg: BlockConfig, draft_ids: Tensor | None) -> None:
@@ -92,17 +93,22 @@ class BlockDrafter(Drafter):
     def draft(
         self, state: BlockState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
-        """The first k tokens of a block; fewer where the confidence head expects no more to survive."""
+        """The first k tokens of a block; fewer where the confidence head expects no more to survive, or to pay."""
         hidden = self._block(state, ctx.last)[:, : min(k, self.num_steps)]  # [B, k, H]
         logits = self.readout(hidden)
-        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace)
         previous, chances = ctx.last, []
+        asked = self.confidence_head is not None and (self.min_confidence > 0 or ctx.pace is not None)
         for step in range(hidden.shape[1]):
+            if chain.ended:
+                break
             markov = self._markov(previous)
-            if self.min_confidence > 0:  # asked before the token is drawn: a draft must not end by what it would say
+            if asked:  # before the token is drawn: a draft must not end by what it would say
                 chances.append(self._chance(hidden[:, step], markov, step))
-            previous = chain.step(self._corrected(logits[:, step], markov), sampling, generator)
-        return self._confident(chain.draft(), torch.stack(chances, 1)) if chances else chain.draft()
+            sure = chances[-1] if asked else None
+            previous = chain.step(self._corrected(logits[:, step], markov), sampling, generator, sure)
+        confident = self.min_confidence > 0
+        return self._confident(chain.draft(), torch.stack(chances, 1)) if confident else chain.draft()
 
     def choose_anchors(self, batch: Batch) -> Batch:
         """At most num_anchors blocks a sequence, evenly from those that draft something."""
@@ -131,6 +137,12 @@ class BlockDrafter(Drafter):
         markov = self._markov(previous)
         logits = self._corrected(self.readout(hidden), markov)
         return TrainOutput(logits, self._confidence(hidden, markov))
+
+    def confidence(self, said: TrainOutput) -> Tensor:
+        """Of the confidence head, calibrated, where there is one."""
+        if said.confidence is None:
+            return super().confidence(said)
+        return (said.confidence / self.temperatures).sigmoid()
 
     def parameters_to_save(self) -> dict[str, Tensor]:
         """Under the names that engines load."""
@@ -182,7 +194,7 @@ class BlockDrafter(Drafter):
     def _chance(self, hidden: Tensor, markov: Tensor | None, step: int) -> Tensor:
         """Calibrated probability [B] that the draft token of `step` is accepted, the earlier ones being accepted."""
         logits = self._confidence(hidden, markov)
-        assert logits is not None, "min_confidence needs the confidence head"
+        assert logits is not None, "confidence is asked of a drafter that has a head for it"
         return (logits / self.temperatures[step]).sigmoid()
 
     def _confident(self, draft: Draft, chances: Tensor) -> Draft:

@@ -67,9 +67,11 @@ class Eagle3Drafter(Drafter):
             draft = grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
             state.cache.rollback(true_lengths)
             return draft
-        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace)
         token = chain.step(self.model.logits(feature), sampling, generator)
         for _ in range(1, min(k, self.num_steps)):
+            if chain.ended:
+                break
             read = self.layer.read(self.model.embed(token), feature)  # [B, 2H]
             feature = self.model.finish(feature, state.read_one(self.layer.self_attn, read)[:, 0])
             token = chain.step(self.model.logits(feature), sampling, generator)

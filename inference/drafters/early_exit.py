@@ -55,14 +55,15 @@ class EarlyExitDrafter(Drafter):
         """Up to k steps; the last draft token goes through the exit's layers too, for the verification."""
         assert ctx.cache is not None
         k = k if self.endless else min(k, self.num_steps)
-        chain, token, states = Chain(self.draft_ids, self.target.vocab_size, self.kind), ctx.last, []
+        chain, token, states = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace), ctx.last, []
         before, stack = list(ctx.cache.lengths), self.target.stack
         for step in range(k + 1):
             frame = stack.begin(ctx.cache, 1)
             states.append(stack.run(stack.enter(token[:, None]), frame, ctx.cache, 0, self.exit_layer))
-            if step < k:
-                drafted, _ = self.tail(states[-1], frame, ctx.cache)
-                token = chain.step(self.readout(drafted)[:, 0], sampling, generator)
+            if step == k or chain.ended:
+                break
+            drafted, _ = self.tail(states[-1], frame, ctx.cache)
+            token = chain.step(self.readout(drafted)[:, 0], sampling, generator)
             ctx.cache.advance([1] * len(before))
         ctx.cache.rollback(before)
         draft = chain.draft()

@@ -78,8 +78,11 @@ class HybridDrafter(Drafter):
         self, state: HybridState, ctx: Context, k: int, sampling: SamplingRows, generator: torch.Generator
     ) -> Draft:
         """Lookup where it found something; the inner drafter runs only if some live row needs it."""
-        found = state.indexes.lookup(ctx, k)
-        if all(f or not live for f, live in zip(found, ctx.live, strict=True)):
+        found = state.indexes.lookup(ctx, k, behind=k)
+        alone = [live and not f for f, live in zip(found, ctx.live, strict=True)]
+        if ctx.pace is not None and any(alone):
+            k = ctx.pace.length(k, alone)
+        if k == 0 or not any(alone):
             return padded(found, ctx.last.device)
         inner = self.inner.draft(state.inner, ctx, k, sampling, generator)
         return inner if not any(found) else _merge(inner, found, self.inner.kind)
@@ -91,6 +94,10 @@ class HybridDrafter(Drafter):
     def train_output(self, batch: Batch) -> TrainOutput:
         """The inner drafter's."""
         return self.inner.train_output(batch)
+
+    def confidence(self, said: TrainOutput) -> Tensor:
+        """The inner drafter's."""
+        return self.inner.confidence(said)
 
     def choose_anchors(self, batch: Batch) -> Batch:
         """The inner drafter's."""

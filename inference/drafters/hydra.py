@@ -72,8 +72,10 @@ class HydraDrafter(HeadsDrafter):
             branches = HydraBranches(self, hidden, ctx.last)
             return grow(self.tree_shape, branches, min(k, self.num_steps), vocabulary, sampling, generator)
         token, memories = ctx.last, self._no_memory()
-        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace)
         for step in range(min(k, self.num_steps)):
+            if chain.ended:
+                break
             hidden, memories = self.advance(step, hidden, token, memories)
             token = chain.step(self.logits(hidden), sampling, generator)
         return chain.draft()

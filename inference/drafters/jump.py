@@ -80,9 +80,11 @@ class JumpDrafter(Drafter):
     ) -> Draft:
         """Up to k steps, each fed the token drafted and the state reached before it."""
         assert ctx.cache is not None
-        chain, token = Chain(self.draft_ids, self.target.vocab_size, self.kind), ctx.last
+        chain, token = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace), ctx.last
         before, reached = list(ctx.cache.lengths), state.reached
         for _ in range(min(k, self.num_steps)):
+            if chain.ended:
+                break
             frame = self.target.stack.begin(ctx.cache, 1)
             logits, after = self.advance(reached[:, None], token[:, None], frame, ctx.cache)
             token, reached = chain.step(logits[:, 0], sampling, generator), after[:, 0]

@@ -83,8 +83,8 @@ class LmDrafter(Drafter):
             draft = grow(self.tree_shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
             state.cache.rollback(true_lengths)
             return draft
-        chain = Chain(self.draft_ids, self.target_vocab, self.kind)
-        self._chain(state, hidden, k, lambda logits: chain.step(logits, sampling, generator))
+        chain = Chain(self.draft_ids, self.target_vocab, self.kind, ctx.pace)
+        self._chain(state, hidden, k, lambda logits: chain.step(logits, sampling, generator), lambda: chain.ended)
         return chain.draft()
 
     @torch.inference_mode()
@@ -129,14 +129,19 @@ class LmDrafter(Drafter):
         for name, tensor in plain_state(self.model).items():
             tensor.copy_(tensors[name])
 
-    def _chain(self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor]) -> None:
-        """k steps: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and they are read."""
+    def _chain(
+        self, state: LmState, hidden: Tensor, k: int, step: Callable[[Tensor], Tensor],
+        ended: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
+        """k steps, or until it has `ended`: `step` makes tokens [B] of logits [B,D], hidden [B,H] at first, and these
+        are read."""
         read: list[Tensor] = []
         for number in range(k):
             token = step(self.logits(hidden))
-            if number < k - 1:
-                read.append(token)
-                hidden = self._feed(state, token[:, None], [1] * len(token))[:, 0]
+            if number == k - 1 or ended():
+                break
+            read.append(token)
+            hidden = self._feed(state, token[:, None], [1] * len(token))[:, 0]
         if read:
             for drafted, tokens in zip(state.drafted, torch.stack(read, 1).tolist(), strict=True):
                 drafted.extend(tokens)

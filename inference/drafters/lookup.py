@@ -51,13 +51,14 @@ class Lookup:
             return None
         return max(self.pool_match, own.length + 1) if own.length >= self.min_match else self.pool_match
 
-    def draft(self, own: Match, pooled: Match) -> list[int]:
-        """Of the longer match of those that are long enough; the request's own among equals."""
+    def choose(self, own: Match, pooled: Match) -> Match:
+        """The longer match of those that are long enough; the request's own among equals."""
         best = own if own.length >= self.min_match else NONE
         least = self.least_of_pool(own)
         if least is not None and pooled.length >= least:
             best = pooled
-        return best.tokens if self.per_match is None else best.tokens[: int(self.per_match * best.length)]
+        most = None if self.per_match is None else int(self.per_match * best.length)
+        return Match(best.length, best.tokens[:most])
 
 
 class Index:
@@ -77,11 +78,15 @@ class Index:
 
     def lookup(self, k: int) -> list[int]:
         """Up to k draft tokens; [] without a match."""
+        return self.match(k).tokens
+
+    def match(self, k: int) -> Match:
+        """The same with how much of the text matched."""
         own, pooled = self.text.match(self.rule.max_match, k), NONE
         least = self.rule.least_of_pool(own)
         if self.pool is not None and least is not None:
             pooled = self.pool.match(self.tokens[-self.rule.max_match :], k, least)
-        return self.rule.draft(own, pooled)
+        return self.rule.choose(own, pooled)
 
 
 class Indexes:
@@ -100,13 +105,14 @@ class Indexes:
         """Keep rows."""
         self.rows = [self.rows[r] for r in rows]
 
-    def lookup(self, ctx: Context, k: int) -> list[list[int]]:
-        """Drafts of every live row: as long as the rule says, else k, and no longer than there is room."""
-        found, length = [], min(self.rule.tokens or k, ctx.room)
+    def lookup(self, ctx: Context, k: int, behind: int = 0) -> list[list[int]]:
+        """Drafts of every live row: as long as the rule says, else k, and no longer than there is room; no more than
+        what pays, where that is asked. behind: tokens of the drafter behind the lookup."""
+        found, length = list[Match](), min(self.rule.tokens or k, ctx.room)
         for index, tokens, live in zip(self.rows, ctx.rows, ctx.live, strict=True):
             index.extend(tokens[len(index.tokens) :] if live else [])
-            found.append(index.lookup(length) if live else [])
-        return found
+            found.append(index.match(length) if live else NONE)
+        return [match.tokens for match in found] if ctx.pace is None else ctx.pace.cut(found, behind)
 
 
 class LookupDrafter(Drafter):

@@ -37,6 +37,7 @@ class MedusaDrafter(HeadsDrafter):
 
     kind = "medusa"
     makes_trees = True
+    at_once = True
 
     def __init__(self, target: Target, cfg: MedusaConfig, draft_ids: Tensor | None) -> None:
         super().__init__(target, cfg.num_heads, draft_ids)
@@ -55,8 +56,10 @@ class MedusaDrafter(HeadsDrafter):
         if self.tree_shape is not None:
             vocabulary = Vocabulary(self.draft_ids, self.target.vocab_size, self.kind)
             return grow(self.tree_shape, MedusaBranches(logits), logits.shape[1], vocabulary, sampling, generator)
-        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind)
+        chain = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace)
         for step in range(logits.shape[1]):
+            if chain.ended:
+                break
             chain.step(logits[:, step], sampling, generator)
         return chain.draft()
 

@@ -23,7 +23,7 @@ def cfg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("COLLECT_PROMPTS", 6), ("NEW_TOKENS", 5),
     ):  # fmt: skip
         monkeypatch.setattr(bench, name, value)
-    return load("evaluate", ["experiment=tiny", f"run_dir={tmp_path}"])
+    return load("evaluate", ["experiment=tiny", f"run_dir={tmp_path}", "bench.dtypes=[float32,bfloat16]"])
 
 
 def test_the_file_has_every_ratio_with_its_interval(
@@ -34,7 +34,12 @@ def test_the_file_has_every_ratio_with_its_interval(
     path = tmp_path / "bench.json"
     assert out.splitlines()[-1] == str(path) and "at its best batch size" in out
     figures = read_json(path)
-    assert figures["verification_cost"]["v"].keys() == {"1", "2"} and figures["verification_cost"]["v"]["1"] == 1.0
+    assert figures["dtype"] == "float32" and figures["verify_cost"].keys() == {"1", "2"}
+    assert figures["verification_cost"].keys() == {"float32", "bfloat16"} and figures["verify_cost"]["1"] == 1.0
+    assert figures["overhead_share"].keys() == {"1", "16"} and figures["rounds"]["from"] == "untrained"
+    for batches in (figures["rounds"]["plain"], figures["rounds"]["speculative"]):
+        assert all(sum(entry["shares"].values()) == pytest.approx(1.0) for entry in batches.values())
+    assert "a speculative round at batch 16: draft" in " ".join(out.split())
     assert figures["machine"]["threads"] == torch.get_num_threads()
     for key in ("plain", "collect"):
         rates, (low, high) = figures[key]["tokens_per_s"], figures[key]["ci95"]

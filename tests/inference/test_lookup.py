@@ -142,15 +142,15 @@ CHOICES = [
 
 @pytest.mark.parametrize("own, pooled, expected", CHOICES)
 def test_the_longer_match_of_those_that_are_long_enough(own: Match, pooled: Match, expected: list[int]) -> None:
-    assert Lookup(2, 8, kind=SUFFIX, pool_match=3).draft(own, pooled) == expected
-    assert Lookup(2, 8, kind=SUFFIX).draft(own, pooled) == (own.tokens if own.length >= 2 else [])
+    assert Lookup(2, 8, kind=SUFFIX, pool_match=3).choose(own, pooled).tokens == expected
+    assert Lookup(2, 8, kind=SUFFIX).choose(own, pooled).tokens == (own.tokens if own.length >= 2 else [])
 
 
 def test_a_draft_grows_with_its_match() -> None:
     rule, tokens = Lookup(1, 8, kind=SUFFIX, pool_match=1, per_match=1.5), [1, 2, 3, 4, 5, 6, 7, 8]
-    assert [len(rule.draft(Match(n, tokens), NONE)) for n in range(5)] == [0, 1, 3, 4, 6]
-    assert rule.draft(Match(2, [9, 9]), Match(4, tokens)) == tokens[:6]
-    assert Lookup(1, 8).draft(Match(1, tokens), NONE) == tokens
+    assert [len(rule.choose(Match(n, tokens), NONE).tokens) for n in range(5)] == [0, 1, 3, 4, 6]
+    assert rule.choose(Match(2, [9, 9]), Match(4, tokens)).tokens == tokens[:6]
+    assert Lookup(1, 8).choose(Match(1, tokens), NONE).tokens == tokens
 
 
 def test_a_suffix_index_looks_into_the_text_and_the_pool() -> None:
