@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish publish-data check-drafter certify \
-	certify-long bench bench-drafters bench-curve bench-peers compare engines sweep test check
+	certify-long bench bench-drafters bench-curve bench-peers compare engines sweep search test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -78,6 +78,9 @@ bench-curve: install ## acceptance against response tokens and training time, an
 
 bench-peers: install ## drafters that other trainers made of the same store, steps and vocabulary, beside ours
 	$(run) eval.bench_peers $(value ARGS)
+
+search: install ## trainings on one store with settings that Optuna chooses (ARGS="'objective=choice(lk,e2e)' trials=20")
+	$(run) train.search $(value ARGS)
 
 compare: install ## finished runs side by side on one page (RUNS="runs/a runs/b runs/c")
 	$(run) eval.compare_runs $(value ARGS)

@@ -18,18 +18,19 @@ from omegaconf.errors import OmegaConfBaseException
 from . import schema
 from .errors import ConfigError
 from .explain import DRAFTERS, explain, unknown_key
+from .searching import SearchConfig
 
 FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
     "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "publish_data", "certify",
-    "bench_drafters", "bench_curve", "bench_peers", "compare", "engines", "sweep",
+    "bench_drafters", "bench_curve", "bench_peers", "compare", "engines", "sweep", "search",
 )  # fmt: skip
 ROOTS = {
     "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
     "publish_data": schema.PublishDataConfig, "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig,
     "bench_curve": schema.CurveConfig, "bench_peers": schema.PeersConfig, "compare": schema.RunsConfig,
-    "engines": schema.EnginesConfig, "sweep": schema.SweepConfig,
+    "engines": schema.EnginesConfig, "sweep": schema.SweepConfig, "search": SearchConfig,
 }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from . import schema
 from .errors import ConfigError
+from .searching import SearchConfig
 
 DRAFTERS = (
     schema.NgramConfig, schema.MedusaConfig, schema.HydraConfig, schema.Eagle3Config, schema.BlockConfig,
@@ -103,6 +104,7 @@ def _known() -> list[str]:
     roots = (
         schema.RunConfig, schema.PlanConfig, schema.GenerateConfig, schema.PublishConfig, schema.CertifyConfig,
         schema.CompareConfig, schema.CurveConfig, schema.RunsConfig, schema.SweepConfig,
+        SearchConfig,
     )  # fmt: skip
     for root in roots:
         known += leaves(cast(dict[str, Any], OmegaConf.to_container(OmegaConf.structured(root))))

@@ -30,6 +30,7 @@ VERBS = {
     "bench-peers": ["-m", "eval.bench_peers"],
     "compare": ["-m", "eval.compare_runs"],
     "sweep": ["-m", "eval.sweep"],
+    "search": ["-m", "train.search"],
     "certify": ["-m", "eval.certify"],
     "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }

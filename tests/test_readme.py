@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.compose import load
+from conf.searching import divided
 
 REPO = Path(__file__).resolve().parent.parent
 README = (REPO / "README.md").read_text()
@@ -55,7 +56,9 @@ def test_every_command_is_one_that_the_project_has(command: str, tmp_path: Path)
     options = dict(word.split("=", 1) for word in rest)
     assert options.keys() <= {"ARGS", "PROMPT", "RUNS"}
     args = options.get("ARGS", "").replace("path/to/question.jsonl", str(tmp_path / "question.jsonl"))
-    load(PRIMARY.get(verb, verb), shlex.split(args))
+    settings, searched = divided(shlex.split(args))
+    load(PRIMARY.get(verb, verb), settings)
+    assert not searched or verb == "search"
 
 
 def test_every_verb_is_told_and_every_verb_told_exists() -> None:
