@@ -3,7 +3,6 @@ cells of sweep.json."""
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from conf.sweeping import SHORT
+
+from .sweep_words import called
 
 FASTER, SLOWER = (0.18, 0.44, 0.69), (0.78, 0.22, 0.17)
 FULL = math.log(2)  # twice as fast, or half as fast, has the full colour
@@ -66,7 +67,7 @@ def heatmap(cells: Sequence[dict[str, Any]]) -> Figure:
         for place, temperature in zip(line, temperatures, strict=True):
             _panel(place, [c for c in own if c["temperature"] == temperature], batches, ks)
             prompts = "short prompts" if context == SHORT else f"{context} context"
-            place.set_title(f"{'/'.join(Path(drafter).parts[-2:])}, {prompts}, T={temperature:g}", fontsize=8)
+            place.set_title(f"{called(drafter)}, {prompts}, T={temperature:g}", fontsize=8)
     drawn.suptitle("speed-up over plain decoding: blue faster, red slower, white 1.0", fontsize=9)
     return drawn
 

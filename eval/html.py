@@ -182,12 +182,11 @@ def sweep_parts(report: Report) -> list[str]:
     """The heatmap of a sweep and its two sentences, where there was one."""
     if not report.get("sweep"):
         return []
-    from .heatmap import heatmap
+    from .sweep_view import SCALE, heat_tables, where  # which draws: matplotlib takes a second to import
 
-    drawn = panels([("speed-up by draft length, batch, temperature and context", heatmap(report["sweep"]["cells"]))])
-    told = [report["sweep"]["where_it_helps"], report["sweep"]["where_it_stops"]]
     left = [f"<p class='note'>Not measured: {escape(what)}</p>" for what in report["sweep"]["left_out"]]
-    return ["<h2>Where it helps, where it stops</h2>", *(f"<p>{escape(line)}</p>" for line in told), drawn, *left]
+    shown = [where(report["sweep"]), heat_tables(report["sweep"]["cells"]), f"<p class='note'>{escape(SCALE)}</p>"]
+    return ["<h2>Where it helps, where it stops</h2>", *shown, *left]
 
 
 def forecast_table(report: Report) -> str:

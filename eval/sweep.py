@@ -240,9 +240,9 @@ def protocol(sweep: Sweep) -> str:
         "of the same prompts in turn, by the same loop; prefill is left out. Speed-up: Σ plain time a token / Σ "
         "speculative time a token, of all rows of a batch together until the last one ends; 95% intervals are "
         "bootstraps over prompts or batches. Longer contexts have other prompts in front. Cells in which that of "
-        f"{NARROW[cfg.sweep.narrow]} exceeds ±{cfg.sweep.width:.0%} are measured up to {cfg.sweep.repeats} times, "
-        "on further prompts, while there is time. Predicted: rounds replayed on the plain texts, at costs of the parts "
-        "measured apart."
+        f"{NARROW[cfg.sweep.narrow]} exceeds ±{cfg.sweep.width:.0%} are measured again on further prompts, while there "
+        f"is time ({cfg.sweep.repeats} runs at most). Predicted: rounds replayed on the plain texts, at costs of the "
+        "parts measured apart."
     )
 
 

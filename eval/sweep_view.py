@@ -11,12 +11,13 @@ from rich.table import Table
 from conf.sweeping import SHORT
 
 from .heatmap import axis, find, heatmap, ink, rows_of, shade
-from .page import embedded, page, percent, table
+from .page import folded, page, percent, table
 from .plots import save_plot
-from .sweep_words import figure
+from .sweep_words import called, figure, no_gain
 
 Sweep = dict[str, Any]
 WIDTH = 150  # of the table where no terminal has one
+SCALE = "Speed-up over plain decoding, by temperature T, draft tokens and batch: blue faster, red slower, white 1.0."
 COLUMNS = (
     "drafter", "T", "context", "batch", "draft tokens", "speed-up, 95% interval", "tokens a round (bonus included)",
     "predicted", "error", "runs",
@@ -36,20 +37,32 @@ def heat_tables(cells: Sequence[dict[str, Any]]) -> str:
         own = [c for c in cells if (c["drafter"], c["context"]) == (drafter, context)]
         if own:
             prompts = "short prompts" if context == SHORT else f"a context of {context}"
-            parts.append(f"<h3>{escape(drafter)}, {escape(prompts)}</h3>{_heat_table(own, axis(cells, 'batch'))}")
-    return "".join(parts)
+            title = f"<h3>{escape(called(drafter))}, {escape(prompts)}</h3>"
+            parts.append(f"<div>{title}{_heat_table(own, axis(cells, 'batch'))}</div>")
+    return f"<div class='heats'>{''.join(parts)}</div>"
 
 
 def _heat_table(own: Sequence[dict[str, Any]], batches: Sequence[int]) -> str:
-    names = ("temperature", "draft tokens", *(f"batch {b}" for b in batches))
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    lines = []
+    names = ("T", "draft", *(f"batch {b}" if n == 0 else str(b) for n, b in enumerate(batches)))
+    lines = ["".join(f"<th>{escape(name)}</th>" for name in names)]
     for temperature in axis(own, "temperature"):
-        for k in axis(own, "num_spec_tokens"):
-            found = [find(own, temperature=temperature, num_spec_tokens=k, batch=b) for b in batches]
-            if any(found):
-                lines.append(f"<tr><td>{temperature:g}</td><td>{k}</td>{''.join(map(_heat_cell, found))}</tr>")
-    return f"<table class='heat'><tr>{head}</tr>{''.join(lines)}</table>"
+        rows = [c for c in own if c["temperature"] == temperature]
+        lengths = axis(rows, "num_spec_tokens")
+        for n, k in enumerate(lengths):
+            found = "".join(_heat_cell(find(rows, num_spec_tokens=k, batch=b)) for b in batches)
+            first = f"<td rowspan='{len(lengths)}'>{temperature:g}</td>" if n == 0 else ""
+            lines.append(f"{first}<td>{k}</td>{found}")
+    return f"<table class='heat'>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def where(sweep: Sweep) -> str:
+    """Where it helps and where it stops, as HTML; a list where there are many places."""
+    ends = no_gain(sweep["cells"])
+    stops = f"<p>{escape(sweep['where_it_stops'])}</p>"
+    if len(ends) > 2:
+        items = "".join(f"<li>{escape(end)}</li>" for end in ends)
+        stops = f"<p>No gain, at any draft length, with</p><ul>{items}</ul>"
+    return f"<p>{escape(sweep['where_it_helps'])}</p>{stops}"
 
 
 def _heat_cell(cell: dict[str, Any] | None) -> str:
@@ -73,12 +86,11 @@ def length(cell: dict[str, Any]) -> str:
 
 def sweep_page(sweep: Sweep) -> str:
     """sweep.html: one page that needs nothing else."""
+    told = [f"<p class='note'>{escape(line)}</p>" for line in (SCALE, *notes(sweep))]
     parts = [
-        "<h1>Where it helps, where it stops</h1>", f"<p>{escape(sweep['where_it_helps'])}</p>",
-        f"<p>{escape(sweep['where_it_stops'])}</p>", f"<p class='note'>{escape(sweep['protocol'])}</p>",
-        heat_tables(sweep["cells"]), embedded(heatmap(sweep["cells"]), "Heatmap of speed-ups"), "<h2>Every cell</h2>",
+        "<h1>Where it helps, where it stops</h1>", where(sweep), heat_tables(sweep["cells"]), *told,
+        folded("how this was measured", f"<p>{escape(sweep['protocol'])}</p>"), "<h2>Every cell</h2>",
         table(list(COLUMNS), [cell_row(cell) for cell in sweep["cells"]]),
-        *(f"<p class='note'>{escape(line)}</p>" for line in notes(sweep)),
     ]  # fmt: skip
     return page("Where it helps, where it stops", parts)
 
@@ -87,7 +99,8 @@ def cell_row(cell: dict[str, Any]) -> list[str]:
     """A cell in words; a star: its interval is wider than asked for."""
     measured = "–" if cell["speedup"] is None else figure(cell)
     return [
-        cell["drafter"], f"{cell['temperature']:g}", cell["context"], str(cell["batch"]), str(cell["num_spec_tokens"]),
+        called(cell["drafter"]), f"{cell['temperature']:g}", cell["context"], str(cell["batch"]),
+        str(cell["num_spec_tokens"]),
         measured + (" *" if cell["wide"] else ""), f"{cell['mean_acceptance_length']:.2f}", _times(cell["predicted"]),
         percent(cell["error"]), str(cell["runs"]),
     ]  # fmt: skip

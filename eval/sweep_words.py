@@ -1,6 +1,7 @@
 """A sweep in two sentences: where it helps, and where it stops."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from conf.sweeping import SHORT
@@ -13,6 +14,16 @@ def sentences(cells: Sequence[CellFigures]) -> dict[str, str]:
     best = best_lengths([cell for cell in cells if cell["speedup"] is not None])
     good = [cell for cell in best if helps(cell)]
     return {"where_it_helps": _helps(best, good), "where_it_stops": _stops(best)}
+
+
+def called(drafter: str) -> str:
+    """A drafter as it is told of: a folder by the last two parts of its path."""
+    return "/".join(Path(drafter).parts[-2:])
+
+
+def no_gain(cells: Sequence[CellFigures]) -> list[str]:
+    """Where no draft length helps: each drafter, temperature and context with its batches."""
+    return _ends(best_lengths([cell for cell in cells if cell["speedup"] is not None]))
 
 
 def best_lengths(cells: Sequence[CellFigures]) -> list[CellFigures]:
@@ -35,7 +46,7 @@ def _helps(best: Sequence[CellFigures], good: Sequence[CellFigures]) -> str:
     if not good:
         return f"It helps in none of the {len(best)} settings that were measured, whatever the draft length."
     top = max(good, key=lambda cell: cell["speedup"])
-    drafter = f"{top['drafter']}, " if several(best) else ""
+    drafter = f"{called(top['drafter'])}, " if several(best) else ""
     return (
         f"It helps in {len(good)} of the {len(best)} settings that were measured (at the best draft length the 95% "
         f"interval lies above 1), most with {drafter}{_where(top)}, batch {top['batch']} and {top['num_spec_tokens']} "
@@ -43,15 +54,18 @@ def _helps(best: Sequence[CellFigures], good: Sequence[CellFigures]) -> str:
     )
 
 
-def _stops(best: Sequence[CellFigures]) -> str:
+def _ends(best: Sequence[CellFigures]) -> list[str]:
     groups: dict[tuple[str, str], list[CellFigures]] = {}
     for cell in best:
         groups.setdefault((cell["drafter"] if several(best) else "", _where(cell)), []).append(cell)
-    ends = [
-        f"{drafter}{', ' if drafter else ''}{where} {end}"
+    return [
+        f"{called(drafter)}{', ' if drafter else ''}{where} {end}"
         for (drafter, where), group in groups.items() if (end := _end(group))
     ]  # fmt: skip
-    if ends:
+
+
+def _stops(best: Sequence[CellFigures]) -> str:
+    if ends := _ends(best):
         return f"No gain, at any draft length, with {'; with '.join(ends)}."
     if not best:
         return "Nothing was measured."

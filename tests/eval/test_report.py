@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports import RECORDS, make_report
+from reports import RECORDS, make_report, sweep_cell
 from rich.console import Console
 
 from conf.compose import load
@@ -218,16 +218,12 @@ def test_a_report_of_an_unfinished_run_says_what_is_missing(report: dict[str, An
 def test_a_sweep_is_told_on_the_page_and_on_the_card(report: dict[str, Any], tmp_path: Path) -> None:
     report["sweep"] = {
         "where_it_helps": "It helps.", "where_it_stops": "It stops <here>.", "left_out": ["T=1, batch 16"],
-        "cells": [
-            {"drafter": "hydra", "temperature": 0.0, "context": "short", "batch": batch, "num_spec_tokens": 3,
-             "speedup": speedup}
-            for batch, speedup in ((1, 1.4), (4, 0.9))
-        ],
+        "cells": [sweep_cell(1, 1.4), sweep_cell(4, 0.9)],
     }  # fmt: skip
     plots = render({**report, "sweep": None}, []).count("data:image/png;base64,")
     page = render(report, [])
     assert "It stops &lt;here&gt;." in page and "Not measured: T=1, batch 16" in page
-    assert page.count("data:image/png;base64,") == plots + 1
+    assert page.count("data:image/png;base64,") == plots and page.count("background:rgb(") == 2
     draw_plots(report, tmp_path)
     assert (tmp_path / "sweep.png").exists()
     text = not_helping(report)

@@ -15,7 +15,7 @@ from eval.forecast import batch_sizes
 from eval.heatmap import heatmap, ink, shade
 from eval.sweep_cells import Book, Cell, Place, Unit, capped, places, units_of
 from eval.sweep_prompts import Pool
-from eval.sweep_view import heat_tables
+from eval.sweep_view import heat_tables, where
 from eval.sweep_words import sentences
 
 
@@ -66,6 +66,16 @@ def test_the_heatmap_has_a_panel_for_each_temperature_and_row_for_each_context()
     assert page.count("<table") == 2 and "&lt;b&gt;" in page and "<b>" not in page
     assert "title='1.20x [1.15, 1.25]; predicted 1.20x (+10.0%); 1.70 tokens a round (bonus included)'" in page
     assert ">–</td>" in page
+    assert page.count("rowspan='2'>0<") == 1 and page.count("rowspan='2'>1<") == 1
+
+
+def test_many_places_without_a_gain_are_a_list_and_folders_are_told_by_their_last_parts() -> None:
+    cells = [cell(1, 0.9, temperature=t, drafter=d) for t in (0.0, 1.0) for d in ("/a/very/long/run/drafter", "<b>")]
+    told = where({"cells": cells, **sentences(cells)})
+    assert told.count("<li>") == 4 and "<li>run/drafter, temperature 0, short prompts at batch 1 (0.90x" in told
+    assert "&lt;b&gt;" in told and "<b>" not in told and "/very/" not in told
+    few = where({"cells": cells[:1], **sentences(cells[:1])})
+    assert "<li>" not in few and "No gain, at any draft length, with temperature 0" in few
 
 
 def test_the_grid_is_in_the_order_of_what_matters() -> None:
