@@ -1,12 +1,13 @@
 """What the target is asked: to collect training data, and in the evaluation."""
 
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from .errors import require
 from .models import DTYPES
-from .units import parse_bytes
+from .units import parse_bytes, parse_seconds
 
 
 class Features(StrEnum):
@@ -17,10 +18,11 @@ class Features(StrEnum):
 
 
 class DataMode(StrEnum):
-    """generate: the target writes the responses; prefill: it reads existing answers."""
+    """generate: the target writes the responses; prefill: it reads existing answers; server: servers generate."""
 
     generate = "generate"
     prefill = "prefill"
+    server = "server"
 
 
 class Acceptance(StrEnum):
@@ -41,6 +43,8 @@ class Rule(StrEnum):
 GENERAL = "general"  # as bench.against: a drafter for all kinds of requests, which `make distill` trains first
 MIN_TEMPERATURE = 1e-5
 TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
+SERVED_TEMPERATURE = 0.01
+ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
 
 
 def is_temperature(value: float) -> bool:
@@ -72,6 +76,10 @@ class DataConfig:
     """What the target is asked, and how its answers are collected."""
 
     mode: DataMode = DataMode.generate
+    endpoints: list[str] = field(default_factory=list)  # of mode=server: vLLM or SGLang, http://host:port each
+    served_name: str | None = None  # what they call the target; null: by its id, or the only model that they have
+    attempts: int = 5  # tries of a row before it is left to the next run
+    patience: str = "15min"  # the longest wait for an answer, and for servers that are all out of service
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])
     categories: list[str] = field(default_factory=list)  # only prompts, and rows of a store, of these; []: of all
     prompts: int = 1200  # prompts taken from the sources
@@ -82,7 +90,7 @@ class DataConfig:
     turns: int = 1  # turns of a multi-turn prompt that are answered
     temperatures: list[float] = field(default_factory=lambda: [0.0, 1.0])  # taken in turn, prompt by prompt
     top_p: float = 1.0
-    batch: int = 64  # rows in flight
+    batch: int = 64  # rows in flight, on each server
     features: Features = Features.cache
     max_disk: str = "2GB"  # cached hidden states above this are refused, taps beside them not kept
     store: str | None = None  # an existing store: a folder, or hub:owner/name[@revision]; default: run_dir/store
@@ -107,6 +115,25 @@ class DataConfig:
         parse_bytes(self.max_disk, "data.max_disk")
         own = not (self.repair and (self.store or "").startswith("hub:"))
         require(own, "data.repair", self.repair, "false for a published store: download it again")
+        self._check_servers()
+
+    def _check_servers(self) -> None:
+        server = self.mode is DataMode.server
+        open_ = not any("@" in url for url in self.endpoints)
+        require(open_, "data.endpoints", "...@...", "addresses without a password; a key goes into DRAFTSMITH_API_KEY")
+        allowed = "one or more http://host:port, each once, with data.mode=server; else none"
+        require(bool(self.endpoints) == server, "data.endpoints", self.endpoints, allowed)
+        self.endpoints = [re.sub(r"(/v1)?/*$", "", url) for url in self.endpoints]
+        sound = all(ADDRESS.fullmatch(url) for url in self.endpoints)
+        require(sound and len(set(self.endpoints)) == len(self.endpoints), "data.endpoints", self.endpoints, allowed)
+        require(self.attempts >= 1, "data.attempts", self.attempts, ">= 1")
+        parse_seconds(self.patience, "data.patience")
+        if not server:
+            return
+        self.features = Features.recompute  # answers hold no hidden states
+        warm = all(t == 0 or t >= SERVED_TEMPERATURE for t in self.temperatures)
+        served = f"0 (greedy) or {SERVED_TEMPERATURE} and more with data.mode=server: vLLM takes less for as much"
+        require(warm, "data.temperatures", self.temperatures, served)
 
 
 @dataclass

@@ -10,6 +10,7 @@ from inference.decode import Request, Result
 from inference.sampling import Sampling
 from inference.text import Text
 
+from .failed import Failed, ServersGone
 from .progress import CollectionProgress
 from .prompt import Prompt
 from .rows import Row
@@ -21,9 +22,9 @@ CLOSE_ENOUGH = 0.95
 
 
 class Decodes(Protocol):
-    """What collection needs of a decoder: results as they finish, rows refilled from the requests."""
+    """What collection needs of a decoder: results as they finish, rows refilled from the requests. Servers may fail."""
 
-    def run(self, requests: Iterable[Request]) -> Iterator[Result]: ...
+    def run(self, requests: Iterable[Request]) -> Iterator[Result | Failed]: ...
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Skipped:
 
     too_long: int = 0  # above data.max_prompt_tokens
     no_answer: int = 0  # data.mode=prefill needs answers
+    failed: int = 0  # servers did not answer: see failed.py
 
     def __str__(self) -> str:
         said = []
@@ -39,6 +41,8 @@ class Skipped:
             said.append(f"{self.too_long} prompts dropped: longer than data.max_prompt_tokens")
         if self.no_answer:
             said.append(f"{self.no_answer} prompts skipped: no answer to read")
+        if self.failed:
+            said.append(f"{self.failed} rows failed")
         return "; ".join(said)
 
 
@@ -52,17 +56,21 @@ def collect(
 ) -> Skipped:
     """Answer prompts until they or data.response_tokens are used up; rows of the store are not repeated.
 
-    Ctrl-C writes what is finished, then goes on up. UserError: the disk is full (what was written is kept).
+    Ctrl-C writes what is finished, then goes on up, and so does ServersGone. UserError: the disk is full (what was
+    written is kept).
     """
     feed = Feed(prompts, text, cfg, writer)
     try:
         while feed.pending or not feed.ended:
             for result in decoder.run(feed.requests()):
+                if isinstance(result, Failed):
+                    feed.give_up()
+                    continue
                 keep(feed.finish(result), result, cfg, writer)
                 progress.update(writer.num_rows, writer.num_response_tokens, writer.store.num_bytes)
             if writer.num_response_tokens >= CLOSE_ENOUGH * cfg.response_tokens:
                 break
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, ServersGone):
         writer.flush()
         raise
     writer.flush()
@@ -105,6 +113,11 @@ class Feed:
         self._tokens += len(result.tokens)
         self._open(next_turn(self._text, turn, result.tokens, self._cfg.turns))
         return turn
+
+    def give_up(self) -> None:
+        """A request failed: this run does not ask it again, nor for the turns after it."""
+        self._in_flight -= 1
+        self.skipped.failed += 1
 
     def _spoken_for(self) -> bool:
         expected = self._tokens / self._rows if self._rows else self._cfg.max_new_tokens

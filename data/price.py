@@ -3,7 +3,7 @@
 import torch
 
 from conf.errors import UserError
-from conf.schema import DataConfig, Features
+from conf.schema import DataConfig, DataMode, Features
 from conf.units import parse_bytes
 
 from .progress import format_bytes
@@ -16,6 +16,8 @@ def features_price(response_tokens: int, hidden_size: int, dtype: torch.dtype) -
 
 def check_price(cfg: DataConfig, hidden_size: int, dtype: torch.dtype) -> str:
     """One line on the price. UserError when it is above data.max_disk."""
+    if cfg.mode is DataMode.server:
+        return "features: not in the answers of servers, recomputed in training, no disk"
     if cfg.features is Features.recompute:
         return "features: recomputed in training, no disk"
     price = features_price(cfg.response_tokens, hidden_size, dtype)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from conf.digest import digest_of, file_digest, plain
 from conf.prompts import BENCH_SETS, split_set
-from conf.schema import RunConfig
+from conf.schema import DataMode, RunConfig
 
 from .builtin_set import FOLDER
 from .hub import HUB, hub_commit
@@ -16,7 +16,9 @@ from .hub import HUB, hub_commit
 BUILTIN, TEMPLATED = "builtin", "templated"
 
 # What rows come out does not depend on these.
-NEUTRAL = ("batch", "max_disk", "store", "repair", "use_tokens")
+NEUTRAL = (
+    "batch", "max_disk", "store", "repair", "use_tokens", "endpoints", "served_name", "attempts", "patience",
+)  # fmt: skip
 
 
 def revision_of(source: str) -> str | None:
@@ -51,6 +53,8 @@ def collection_digest(
     """Digest of everything that decides which rows a collection ends with; `revisions` are data.sources', `held_out`
     those of `held_out_revisions`, each as it was when it was read."""
     data = {key: value for key, value in plain(cfg.data).items() if key not in NEUTRAL}
+    if cfg.data.mode is DataMode.server:
+        data["mode"] = DataMode.generate.value  # who answers makes no difference
     target = {key: value for key, value in plain(cfg.target).items() if key not in ("device", "kernel")}
     apart = sorted(map(str, set(held_out.values())))
     sources = {name: revisions.get(name) for name in cfg.data.sources}

@@ -1,19 +1,20 @@
 """The collection stage: skips what is done and still valid, goes on where an earlier run stopped."""
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from conf.digest import plain
 from conf.errors import UserError
 from conf.paths import record, run_dir, timed, versions
-from conf.schema import DataConfig, DataMode, Features, RunConfig
-from inference.decode import Decoder
+from conf.schema import DataConfig, DataMode, RunConfig
 from inference.load import device_memory, load_target, precheck
 from inference.target import Target
 
-from .collect import CLOSE_ENOUGH, Skipped, collect
+from .collect import CLOSE_ENOUGH, Decodes, Skipped, collect
+from .decoders import decoders
+from .failed import FailedRows, ServersGone
 from .files import lock_folder
 from .hub import HUB, store_folder
 from .identity import store_identity
@@ -98,7 +99,8 @@ def provenance(cfg: RunConfig, candidates: Candidates, earlier: Mapping[str, Any
     sources = {**earlier.get("sources", {})}
     for name, revision in candidates.revisions.items():
         sources[name] = [*(r for r in sources.get(name, []) if r != revision), revision]
-    return {"data": plain(cfg.data), "versions": versions(), "sources": sources, "held_out": candidates.apart}
+    data = {key: value for key, value in plain(cfg.data).items() if key != "endpoints"}  # nobody else can reach them
+    return {"data": data, "versions": versions(), "sources": sources, "held_out": candidates.apart}
 
 
 def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
@@ -107,14 +109,13 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
         candidates = read_candidates(cfg)
         target = load_target(cfg.target)
         print(check_price(cfg.data, target.hidden_size, target.dtype))
-        with open_store(path, target, cfg, candidates) as store:
+        failed = FailedRows(path)
+        with decoders(cfg, target, failed) as make_decoder, open_store(path, target, cfg, candidates) as store:
             figures["earlier_s"] = store.seconds
-            try:
-                skipped = _fill(store, target, cfg, candidates)
-            except KeyboardInterrupt as stop:
-                raise KeyboardInterrupt(
-                    f"{store.num_rows:,} rows are kept in {path}; the same command goes on from there"
-                ) from stop
+            with _ending(store, failed):
+                skipped = _fill(store, target, cfg, candidates, make_decoder)
+            if skipped.failed and figures_of(store, cfg.data)["shortfall"]:
+                raise UserError(f"{skipped.failed:,} rows failed, {failed.path} says why: {_kept(store)}")
             if not store.num_rows:
                 raise UserError(f"nothing was collected ({skipped}): check data.sources, data.max_prompt_tokens")
             asked = collection_digest(cfg, candidates.revisions, candidates.apart)
@@ -129,15 +130,28 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
         )
 
 
-def _fill(store: Store, target: Target, cfg: RunConfig, candidates: Candidates) -> Skipped:
+@contextmanager
+def _ending(store: Store, failed: FailedRows) -> Iterator[None]:
+    """Whatever ends the collection early says what is kept."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(_kept(store)) from stop
+    except ServersGone as stop:
+        raise UserError(f"{stop}: {_kept(store)}") from stop
+    finally:
+        if failed:
+            failed.settle(store.keys())
+
+
+def _kept(store: Store) -> str:
+    return f"{store.num_rows:,} rows are kept in {store.path}; the same command goes on from there"
+
+
+def _fill(
+    store: Store, target: Target, cfg: RunConfig, candidates: Candidates, make_decoder: Callable[[str], Decodes]
+) -> Skipped:
     """Everything that the configuration asks for and the store does not have."""
-
-    def make_decoder(stream: str) -> Decoder:
-        """Other random numbers for every stream: a resumed collection must not repeat the earlier draws."""
-        seed = int(hashlib.sha256(f"{cfg.seed} {stream}".encode()).hexdigest()[:15], 16)
-        keep = cfg.data.features is Features.cache and not stream.startswith("requests")
-        return Decoder(target, None, batch=cfg.data.batch, seed=seed, keep_hidden=keep)
-
     own: list[Prompt] = []
     if cfg.data.self_written:
         own = write_requests(store, target.text, make_decoder, cfg.data)

@@ -12,6 +12,7 @@ from inference.sampling import Sampling
 from inference.text import Text
 
 from .collect import Decodes
+from .failed import Failed
 from .prompt import Prompt
 from .selfwrite import filter_self_written
 from .store import Store
@@ -47,15 +48,15 @@ def write_requests(
 
 
 def _write(text: Text, decoder: Decodes, count: int) -> list[str]:
-    """What the target wrote, "" for requests that were cut; in the order of asking, not of finishing."""
+    """What the target wrote, "" for requests that were cut or failed; in the order of asking, not of finishing."""
     prefix, stop = text.empty_user_prefix(), _end_of_user(text)
     requests = [
-        Request(prefix, max_new_tokens=REQUEST_TOKENS, stop=stop, sampling=Sampling(temperature=1.0), meta=at)
+        Request(prefix, str(at), REQUEST_TOKENS, stop, Sampling(temperature=1.0), at)
         for at in range(count)
     ]
     texts = [""] * count
     for result in decoder.run(requests):
-        if result.finish_reason != "length":
+        if not isinstance(result, Failed) and result.finish_reason != "length":
             texts[result.request.meta] = result.text.strip()
     return texts
 
