@@ -44,7 +44,7 @@ GENERAL = "general"  # as bench.against: a drafter for all kinds of requests, wh
 MIN_TEMPERATURE = 1e-5
 TEMPERATURES = f"0 (greedy) or {MIN_TEMPERATURE} and more"
 SERVED_TEMPERATURE = 0.01
-ADDRESS = re.compile(r"https?://[^\s/@?#]+(/[^\s@?#]*)?")
+ADDRESS = re.compile(r"https?://(\[[0-9a-f:]+\]|[^\s/@?#:\[\]]+)(:\d{1,5})?(/[^\s@?#]*)?")
 
 
 def is_temperature(value: float) -> bool:
@@ -78,6 +78,7 @@ class DataConfig:
     mode: DataMode = DataMode.generate
     endpoints: list[str] = field(default_factory=list)  # of mode=server: vLLM or SGLang, http://host:port each
     served_name: str | None = None  # what they call the target; null: by its id, or the only model that they have
+    load_target: bool = True  # once, to hold servers against it; false: its files are read, servers held to the first
     attempts: int = 5  # tries of a row before it is left to the next run
     patience: str = "15min"  # the longest wait for an answer, and for servers that are all out of service
     sources: list[str] = field(default_factory=lambda: ["builtin", "templated"])

@@ -17,7 +17,8 @@ BUILTIN, TEMPLATED = "builtin", "templated"
 
 # What rows come out does not depend on these.
 NEUTRAL = (
-    "batch", "max_disk", "store", "repair", "use_tokens", "endpoints", "served_name", "attempts", "patience",
+    "batch", "max_disk", "store", "repair", "use_tokens", "endpoints", "served_name", "load_target", "attempts",
+    "patience",
 )  # fmt: skip
 
 

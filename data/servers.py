@@ -184,10 +184,10 @@ class Servers:
     async def _ask(self, endpoint: Endpoint, job: _Job, stream: str) -> Result | Failed | None:
         """One try. None: there will be another."""
         request, probe = job.request, self.probe
-        body = completion(endpoint.model, request, probe.text, self._seed_of(request, stream))
+        body = completion(endpoint.model, request, probe.target.text, self._seed_of(request, stream))
         try:
-            answer = read_answer(await endpoint.ask(PATH, body), request, probe.vocab_size)
-            result = as_result(answer, request, probe.text)
+            answer = read_answer(await endpoint.ask(PATH, body), request, probe.target.vocab_size)
+            result = as_result(answer, request, probe.target.text)
         except Refusal as error:
             job.attempts += 1
             return self._fail(job, f"{endpoint.url}: {error}", stream)

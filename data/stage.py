@@ -1,7 +1,7 @@
 """The collection stage: skips what is done and still valid, goes on where an earlier run stopped."""
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,12 @@ from conf.digest import plain
 from conf.errors import UserError
 from conf.paths import record, run_dir, timed, versions
 from conf.schema import DataConfig, DataMode, RunConfig
+from inference.described import Described
 from inference.load import device_memory, load_target, precheck
 from inference.target import Target
 
-from .collect import CLOSE_ENOUGH, Decodes, Skipped, collect
-from .decoders import decoders
+from .collect import CLOSE_ENOUGH, Skipped, collect
+from .decoders import MakeDecoder, answering
 from .failed import FailedRows, ServersGone
 from .files import lock_folder
 from .hub import HUB, store_folder
@@ -78,7 +79,7 @@ def held_out_now(store: Store, cfg: RunConfig) -> dict[str, str | None]:
     return {name: revision or known.get(name) for name, revision in held_out_revisions(cfg).items()}
 
 
-def open_store(path: Path, target: Target, cfg: RunConfig, candidates: Candidates) -> Store:
+def open_store(path: Path, target: Target | Described, cfg: RunConfig, candidates: Candidates) -> Store:
     """The store to write into, made when missing. UserError: it was collected with something else (named)."""
     identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
     if not (path / NAME).exists():
@@ -107,10 +108,13 @@ def _collect(cfg: RunConfig, folder: Path, path: Path) -> None:
     with timed(folder, "collect") as figures:
         precheck(cfg)
         candidates = read_candidates(cfg)
-        target = load_target(cfg.target)
-        print(check_price(cfg.data, target.hidden_size, target.dtype))
         failed = FailedRows(path)
-        with decoders(cfg, target, failed) as make_decoder, open_store(path, target, cfg, candidates) as store:
+        with ExitStack() as stack:
+            target, make_decoder = stack.enter_context(
+                answering(cfg, path, failed, lambda: load_target(cfg.target))
+            )
+            print(check_price(cfg.data, target.hidden_size, target.dtype))
+            store = stack.enter_context(open_store(path, target, cfg, candidates))
             figures["earlier_s"] = store.seconds
             with _ending(store, failed):
                 skipped = _fill(store, target, cfg, candidates, make_decoder)
@@ -149,7 +153,7 @@ def _kept(store: Store) -> str:
 
 
 def _fill(
-    store: Store, target: Target, cfg: RunConfig, candidates: Candidates, make_decoder: Callable[[str], Decodes]
+    store: Store, target: Target | Described, cfg: RunConfig, candidates: Candidates, make_decoder: MakeDecoder
 ) -> Skipped:
     """Everything that the configuration asks for and the store does not have."""
     own: list[Prompt] = []
@@ -159,7 +163,7 @@ def _fill(
     store.exclude(excluded_rows(store, target.text, candidates, selection))
     writer = ShardWriter(store)
     with CollectionProgress(cfg.data.response_tokens, store.num_response_tokens) as progress:
-        if cfg.data.mode is DataMode.prefill:
+        if isinstance(target, Target) and cfg.data.mode is DataMode.prefill:
             return prefill(selection.prompts, target, target.device, cfg.data, writer, progress)
         decoder = make_decoder(f"responses {len(store.shards)}")
         return collect(selection.prompts, decoder, target.text, cfg.data, writer, progress)
