@@ -4,7 +4,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help install distill collect train evaluate plan generate publish publish-data check-drafter certify \
-	certify-long bench bench-drafters bench-curve bench-peers compare engines sweep search test check
+	certify-long bench bench-drafters bench-curve bench-peers compare engines sweep search price test check
 
 # On few cores OpenMP's busy waiting makes two processes stall each other tenfold; these act before torch is loaded.
 export GOMP_SPINCOUNT ?= 0
@@ -87,6 +87,10 @@ compare: install ## finished runs side by side on one page (RUNS="runs/a runs/b 
 
 sweep: install ## speed-up by temperature, draft length, batch and context, within a budget (ARGS="sweep.budget=30min")
 	$(run) eval.sweep $(value ARGS)
+
+price: install ## GPU-hours, disk and bytes moved, computed from the target's configuration (TARGET=org/name TOKENS=100000000)
+	$(run) eval.price $(if $(filter command line,$(origin TARGET)),target=$(value TARGET)) \
+		$(if $(filter command line,$(origin TOKENS)),data.response_tokens=$(value TOKENS)) $(value ARGS)
 
 certify: install ## losslessness at length: drafters against the target alone, greedy and sampled, and planted faults
 	$(run) eval.certify $(value ARGS)

@@ -24,13 +24,14 @@ FOLDER = Path(__file__).parent
 GROUPS = ("target", "drafter", "objective", "data", "optim", "bench", "experiment", "launcher")
 PRIMARIES = (
     "distill", "collect", "train", "evaluate", "plan", "generate", "publish", "publish_data", "certify",
-    "bench_drafters", "bench_curve", "bench_peers", "compare", "engines", "sweep", "search",
+    "bench_drafters", "bench_curve", "bench_peers", "compare", "engines", "sweep", "search", "price",
 )  # fmt: skip
 ROOTS = {
     "plan": schema.PlanConfig, "generate": schema.GenerateConfig, "publish": schema.PublishConfig,
     "publish_data": schema.PublishDataConfig, "certify": schema.CertifyConfig, "bench_drafters": schema.CompareConfig,
     "bench_curve": schema.CurveConfig, "bench_peers": schema.PeersConfig, "compare": schema.RunsConfig,
     "engines": schema.EnginesConfig, "sweep": schema.SweepConfig, "search": SearchConfig,
+    "price": schema.PriceConfig,
 }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from .models import (
     TreeConfig,
 )
 from .planning import PlanSettings
+from .pricing import PriceSettings
 from .prompts import TEMPERATURES, BenchConfig, DataConfig, DataMode, Features, Rule, is_temperature
 from .serving import EngineSettings
 from .sweeping import SweepSettings
@@ -49,8 +50,8 @@ __all__ = [
     "EarlyExitConfig", "EngineSettings", "EnginesConfig", "Features", "GenerateConfig", "HydraConfig", "Init",
     "JumpConfig", "LauncherConfig", "LmConfig", "LookupConfig", "LookupKind", "LookupSettings", "MedusaConfig",
     "NgramConfig", "Normalise", "ObjectiveConfig", "ObjectiveKind", "OnlineConfig", "OptimConfig",
-    "PeerSettings", "PeersConfig", "PlanConfig", "PlanSettings", "PositionWeights", "PublishConfig",
-    "PublishDataConfig", "PublishLayout", "PushConfig", "Rule", "RunConfig", "RunsConfig",
+    "PeerSettings", "PeersConfig", "PlanConfig", "PlanSettings", "PositionWeights", "PriceConfig", "PriceSettings",
+    "PublishConfig", "PublishDataConfig", "PublishLayout", "PushConfig", "Rule", "RunConfig", "RunsConfig",
     "SuffixConfig", "SweepConfig", "SweepSettings", "TargetConfig", "TrackingConfig", "TrainMode", "TreeConfig",
 ]  # fmt: skip
 
@@ -141,6 +142,13 @@ class PlanConfig(RunConfig):
     """`make plan`: what each kind of drafter can be expected to give here, before it is trained."""
 
     plan: PlanSettings = field(default_factory=PlanSettings)
+
+
+@dataclass
+class PriceConfig(RunConfig):
+    """`make price`: what collecting and training will cost, computed from the target's configuration."""
+
+    price: PriceSettings = field(default_factory=PriceSettings)
 
 
 @dataclass

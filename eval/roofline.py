@@ -63,7 +63,7 @@ def step_bytes(target: Target) -> int:
 def _counted(target: Target, *, bytes_too: bool) -> float:
     embedding: Tensor = target.model.get_input_embeddings().weight
     seen = {embedding.data_ptr()} - {target.lm_head.weight.data_ptr()}
-    share, total = expert_share(target), 0.0
+    share, total = expert_share(target.model.config), 0.0
     for name, weight in target.model.named_parameters():
         if weight.data_ptr() in seen:
             continue
@@ -73,9 +73,8 @@ def _counted(target: Target, *, bytes_too: bool) -> float:
     return total
 
 
-def expert_share(target: Target) -> float:
+def expert_share(config: Any) -> float:
     """Of a mixture's experts, those that one token is sent to; 1.0 for models without."""
-    config = target.model.config
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     count = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
     used = getattr(config, "num_experts_per_tok", None)

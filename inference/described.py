@@ -42,7 +42,7 @@ def describe(cfg: TargetConfig) -> Described:
     where = resolve(cfg.id)
     config = load_config(where, cfg)
     text = Text.load(where, cfg.revision, cfg.template_kwargs, cfg.trust_remote_code)
-    model = _unfilled(config, cfg)
+    model = unfilled(config, cfg)
     weights = checked_weights(Path(where)) if cfg.id == "embedded" else weights_digest(model, _weights(where, cfg))
     identity = identity_of(model, weights, cfg, text)
     size = model.get_output_embeddings().weight.shape[0]
@@ -62,8 +62,8 @@ def _weights(where: str, cfg: TargetConfig) -> Path:
     return folder
 
 
-def _unfilled(config: Any, cfg: TargetConfig) -> Any:
-    """The model with shapes alone: transformers completes a configuration as it makes one."""
+def unfilled(config: Any, cfg: TargetConfig) -> Any:
+    """The model with shapes alone, which completes its configuration too. Raises UserError."""
     from transformers import AutoModelForCausalLM
 
     try:

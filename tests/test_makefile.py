@@ -31,6 +31,7 @@ VERBS = {
     "compare": ["-m", "eval.compare_runs"],
     "sweep": ["-m", "eval.sweep"],
     "search": ["-m", "train.search"],
+    "price": ["-m", "eval.price"],
     "certify": ["-m", "eval.certify"],
     "certify-long": ["-m", "eval.certify", "prompts=100", "max_new_tokens=256"],
 }
@@ -153,6 +154,13 @@ def test_only_what_is_named_on_the_command_line_is_uploaded_to(clone: Path) -> N
     assert _called(clone)[0] == ["-m", "eval.publish", "push=true", "repo_id=me/drafter"]
     _make(clone, "publish", REPO="me/something-else")
     assert _called(clone)[0] == ["-m", "eval.publish"]
+
+
+def test_a_price_is_asked_for_by_target_and_tokens(clone: Path) -> None:
+    _make(clone, "price", "TARGET=org/name", "TOKENS=1000", "ARGS=drafter=eagle3")
+    assert _called(clone)[0] == ["-m", "eval.price", "target=org/name", "data.response_tokens=1000", "drafter=eagle3"]
+    _make(clone, "price", TARGET="x", TOKENS="y")
+    assert _called(clone)[0] == ["-m", "eval.price"]
 
 
 def test_threads_wait_passively_unless_the_user_says_otherwise(clone: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import conf.compose
-from conf import block, comparing, exits, lm, lookups, models, prompts, schema, sweeping, training, units
+from conf import block, comparing, exits, lm, lookups, models, pricing, prompts, schema, sweeping, training, units
 from conf.compose import FOLDER, GROUPS, PRIMARIES, ROOTS, load, options, quoted
 from conf.errors import ConfigError
 
@@ -284,7 +284,7 @@ def test_times(text: str, expected: float) -> None:
 
 
 def test_every_dataclass_is_imported_from_the_schema_and_no_file_is_long() -> None:
-    for module in (block, comparing, exits, lm, lookups, models, prompts, sweeping, training):
+    for module in (block, comparing, exits, lm, lookups, models, pricing, prompts, sweeping, training):
         own = {name for name, kind in vars(module).items() if dataclasses.is_dataclass(kind)}
         assert own - {"HeadsConfig", "SelfConfig"} <= set(schema.__all__), module
         assert all(getattr(schema, name) is getattr(module, name) for name in own & set(schema.__all__))
