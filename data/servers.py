@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from conf.errors import UserError
 from conf.schema import DataConfig
@@ -163,7 +163,7 @@ class Servers:
 
     async def _receive(self) -> list[Result | Failed]:
         """Wait until something happens. Raises ServersGone when nothing has for data.patience."""
-        tasks = {*self._tasks, *self._checks}
+        tasks: set[asyncio.Task[Any]] = {*self._tasks, *self._checks}
         if tasks:
             await asyncio.wait(tasks, timeout=POLL, return_when=asyncio.FIRST_COMPLETED)
         else:
