@@ -4,6 +4,7 @@ Nothing is tokenised or detokenised on the way. Every setting that a server coul
 takes some from generation_config.json) is said.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +19,26 @@ PATH = "/v1/completions"
 
 
 def completion(model: str, request: Request, text: Text, seed: int) -> dict[str, Any]:
-    """The body that asks `model` for a request's answer. seed: of a sampled one, so that another try gives the same."""
+    """The body that asks `model` for a request's answer. seed: of a sampled one, so that another try gives the
+    same (SGLang heeds it with --enable-deterministic-inference)."""
     sampling = request.sampling or Sampling()
-    special = set(text.tokenizer.all_special_tokens)
-    ends = text.tokenizer.convert_tokens_to_ids([s for s in request.stop if s in special])  # they have no text there
+    strings, ids = _stops(request.stop, text)
     body = {
         "model": model, "prompt": request.prompt, "max_tokens": request.max_new_tokens, "return_token_ids": True,
         "temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k or -1,
         "min_p": sampling.min_p, "repetition_penalty": sampling.repetition_penalty, "presence_penalty": 0.0,
-        "frequency_penalty": 0.0, "n": 1, "stream": False, "stop": [s for s in request.stop if s not in special],
-        "stop_token_ids": sorted(text.eos_ids.union(ends)),
+        "frequency_penalty": 0.0, "n": 1, "stream": False, "stop": strings,
+        "stop_token_ids": sorted(text.eos_ids.union(ids)),
     }  # fmt: skip
     return body if sampling.greedy else body | {"seed": seed}
+
+
+def _stops(stop: Sequence[str], text: Text) -> tuple[list[str], list[int]]:
+    """Stop strings, and the ids of those that are special tokens: they have no text once they are decoded."""
+    if not stop:
+        return [], []
+    special = dict(zip(text.tokenizer.all_special_tokens, text.tokenizer.all_special_ids, strict=True))
+    return [s for s in stop if s not in special], [special[s] for s in stop if s in special]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from data import endpoint, servers, stage
 from data.rows import Row
 from data.store import Store
 from data.writer import ShardWriter
+from inference.decode import Decoder, Request
 from inference.load import load_target
 from inference.target import Target
 
@@ -35,8 +37,18 @@ PROMPTS = [" ".join(f"word{number}x{at}" for at in range(10)) for number in rang
 
 
 @pytest.fixture(scope="module")
-def target(tiny_text_folder: Path) -> Target:
-    return load_target(TargetConfig(id=str(tiny_text_folder), device="cpu"))
+def target(tiny_text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    """The tiny target with one more id that ends a response: one that half of its greedy answers hold."""
+    plain = load_target(TargetConfig(id=str(tiny_text_folder), device="cpu"))
+    prompts = [plain.text.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS[:16]]
+    answers = Decoder(plain, None, batch=16).generate([Request(prompt, max_new_tokens=10) for prompt in prompts])
+    counts = Counter(token for answer in answers for token in set(answer.tokens[1:]))
+    often = min(counts, key=lambda token: abs(counts[token] - 8))
+    folder = tmp_path_factory.mktemp("target") / "tiny"
+    write_prompts(folder.with_name("prompts.jsonl"), *PROMPTS)
+    shutil.copytree(tiny_text_folder, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, often]}))
+    return load_target(TargetConfig(id=str(folder), device="cpu"))
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +70,7 @@ def serve(target: Target) -> Iterator[Callable[..., ModelServer]]:
 def config(folder: Path, target: Target, *overrides: str, endpoints: list[str] | None = None) -> RunConfig:
     """A collection of all PROMPTS into folder/store: by servers where there are any."""
     folder.mkdir(exist_ok=True)
-    source = write_prompts(folder / "prompts.jsonl", *PROMPTS)
+    source = Path(target.name).with_name("prompts.jsonl")
     small = ["data.response_tokens=9000", "data.max_new_tokens=10", "data.batch=4", "data.temperatures=[0]"]
     where = [f"run_dir={folder}", f"target.id={target.name}", f"data.sources=[{source}]"]
     how = ["data.features=recompute"]
@@ -347,7 +359,7 @@ def refusal(tmp_path: Path, target: Target, *overrides: str, endpoints: list[str
 
 
 def test_only_the_target_itself_is_taken(tmp_path: Path, target: Target, serve: Callable[..., ModelServer]) -> None:
-    far, near = changed(target, 0.3), changed(target, 0.003)
+    far, near = changed(target, 0.3), changed(target, 0.0003)
     half = load_target(TargetConfig(id=target.name, device="cpu", dtype="bfloat16"))
     good = serve()
     for other, why in ((far, "its greedy answers part after"), (near, "its log-prob"), (half, "its ")):
@@ -376,7 +388,7 @@ def test_a_target_that_is_not_loaded_is_what_the_first_server_has(
     with pytest.raises(UserError, match=r"was collected with data.max_new_tokens = 10"):  # nothing else has changed
         stage.run(again)
     for other, logprobs, why in ((changed(target, 0.3), False, "greedy tokens are those of the first server"),
-                                 (changed(target, 0.003), True, "log-probabilities are")):  # fmt: skip
+                                 (changed(target, 0.0003), True, "log-probabilities are")):  # fmt: skip
         changed_server = serve(other)
         changed_server.logprobs = logprobs
         wrong = config(tmp_path, target, "data.load_target=false", "data.prompts=9", endpoints=[changed_server.url])
