@@ -169,8 +169,8 @@ class Price:
         """Weights: to every GPU, for each of the two stages. Rows and features: written once, read in every epoch."""
         disk, copies = self.disk, self.cfg.price.gpus // self.copy_gpus or 1
         times = 1 + self.cfg.optim.epochs
-        stored = {name: times * disk[name] for name in ("rows", "features")}
-        return {"weights": 2 * copies * self.weight_bytes, **stored}
+        found = {"weights": 2 * copies * self.weight_bytes}
+        return found | {name: round(times * disk[name]) for name in ("rows", "features")}
 
     @property
     def _cached(self) -> bool:
