@@ -72,7 +72,7 @@ def drafter_parameters(cfg: DrafterConfig, shape: Shape) -> int:
         case Eagle3Config():  # the taps' fusion, and a layer that reads twice the width
             return shape.layer + 4 * square + rows
         case BlockConfig():  # five taps
-            markov = 2 * cfg.markov_rank * (cfg.draft_vocab_size or shape.vocab)
+            markov = cfg.markov_rank * (shape.vocab + (cfg.draft_vocab_size or shape.vocab))
             return cfg.num_layers * shape.layer + 5 * square + markov
         case LmConfig():
             return cfg.num_layers * shape.layer + rows
