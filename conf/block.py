@@ -16,6 +16,7 @@ class BlockConfig(DrafterConfig):
     num_spec_tokens: int = 4
     draft_vocab_size: int = 4096
     block_size: int = 4  # tokens that one pass drafts
+    sample_from_anchor: bool = True  # whether the anchor drafts the first of them; false (DFlash): a mask more does
     num_layers: int = 1
     inner_size: int = 0  # feed-forward width; 0: the target's
     taps: list[int] = field(default_factory=list)  # the target's hidden_states that are fused; []: five, evenly spaced
@@ -38,6 +39,9 @@ class BlockConfig(DrafterConfig):
         require(rising, "drafter.taps", self.taps, "rising indices of the target's hidden states, from 0")
         require(self.mask_token is None or self.mask_token >= 0, "drafter.mask_token", self.mask_token, "null or an id")
         require(self.markov_rank >= 0, "drafter.markov_rank", self.markov_rank, "0 (no Markov head) or more")
+        alone = self.sample_from_anchor or not (self.markov_rank or self.confidence_head)
+        bare = "true, or with drafter.markov_rank=0 drafter.confidence_head=false"
+        require(alone, "drafter.sample_from_anchor", self.sample_from_anchor, bare)
         below = 1.0 if self.confidence_head else 0.0
         least = "0 to below 1" if self.confidence_head else "0, without drafter.confidence_head"
         confident = self.min_confidence == 0 or 0 < self.min_confidence < below

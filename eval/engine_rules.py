@@ -3,7 +3,7 @@
 Engines take a match's first place, not its latest, and stop where the text does (vLLM's ngram_proposer.py;
 transformers' PromptLookupCandidateGenerator). vLLM drafts at full length until the text has ended and counts rounds as
 `vllm_rules` does (inference/acceptance.py). transformers drafts before it has read the prompt: its first forward is a
-round too.
+round too; only DFlash, which needs the target's states, drafts nothing in it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,6 +21,8 @@ from inference.target import Target
 
 Texts = Sequence[tuple[list[int], list[int]]]
 """(prompt ids, ids of the target's own answer) of every prompt."""
+
+ROWS = 8  # that our own loop decodes at a time
 
 
 class FirstIndex(NgramIndex):
@@ -62,7 +64,7 @@ def by_engine_rule(drafter: Drafter, min_match: int | None = None) -> Drafter:
 def vllm_rounds(target: Target, drafter: Drafter, prompts: Sequence[list[int]], k: int, limit: int) -> list[Round]:
     """Rounds of the live loop as vLLM would run them: those that begin before `limit` tokens are out, none of them
     shorter because the end is near."""
-    decoder = Decoder(target, drafter, num_spec_tokens=k, adaptive=False)
+    decoder = Decoder(target, drafter, num_spec_tokens=k, batch=ROWS, adaptive=False)
     requests = [Request(prompt, max_new_tokens=limit + k + 1) for prompt in prompts]
     return [one for result in decoder.run(requests) for one in _begun(result, limit)]
 
@@ -75,11 +77,18 @@ def _begun(result: Result, limit: int) -> Iterable[Round]:
         out += len(one.emitted)
 
 
-def transformers_rounds(target: Target, drafter: Drafter, texts: Texts, k: int, limit: int) -> list[Round]:
-    """Rounds of texts that the target wrote alone, the prompt's last token pending in the first of them."""
+def transformers_rounds(
+    target: Target, drafter: Drafter, texts: Texts, k: int, limit: int, read_first: bool = False
+) -> list[Round]:
+    """Rounds of texts that the target wrote alone, the prompt's last token pending in the first of them. read_first:
+    that one drafts nothing."""
     out: list[Round] = []
     for prompt, answer in texts:
-        record = Record(prompt[:-1], [prompt[-1], *answer], None, limit + 1)
+        if read_first:
+            out.append(Round([], 0, answer[:1]))
+            record = Record(prompt, answer, None, limit)
+        else:
+            record = Record(prompt[:-1], [prompt[-1], *answer], None, limit + 1)
         chances = None if drafter.rule else chain_chances(drafter, target, record, k, Sampling())
         out += replay(record, k, lookup=drafter.rule, chances=chances)
     return out

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, MuseGlimmerAssistantModel, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
+from inference import layouts
 from inference.drafters import Drafter, build
 from inference.drafters.early_exit import EarlyExitDrafter
 from inference.stock import read_config, read_model
@@ -17,6 +19,7 @@ from inference.target import Target
 
 from .engine_rules import Texts, by_engine_rule, length_of, transformers_rounds
 from .engine_subject import Served
+from .engines import DFLASH_NAMES
 
 NAME = "transformers"
 
@@ -62,7 +65,8 @@ def _figures(
     options, drafter = _assisted(one, model, target)
     found = [_generate(model, target, prompt, limit, **options) for prompt, _ in texts]
     emitted = [size for _, sizes in found for size in sizes]
-    ours = [len(r.emitted) for r in transformers_rounds(target, drafter, texts, one.num_spec_tokens, limit)]
+    k, read_first = one.num_spec_tokens, one.layout == layouts.DFLASH
+    ours = [len(r.emitted) for r in transformers_rounds(target, drafter, texts, k, limit, read_first)]
     same = sum(text == alone for (text, _), alone in zip(found, plain, strict=True))
     return {
         "mean_acceptance_length": length_of(emitted), "ours": length_of(ours),
@@ -81,6 +85,8 @@ def _assisted(one: Served, model: PreTrainedModel, target: Target) -> tuple[dict
             own.assistant_confidence_threshold = 0.0
             whole = replace(one.config, draft_vocab_size=0, lookup=False)  # as the target's head is
             return {"assistant_early_exit": one.drafter.exit_layer}, build(whole, target).eval()
+        case _ if one.layout == layouts.DFLASH:
+            return {"assistant_model": _dflash(one.folder, target), "speculation_type": layouts.DFLASH}, one.drafter
         case _ if one.layout == "ngram":
             words: dict[str, Any] = one.settings[NAME]
             return words, by_engine_rule(one.drafter, min_match=1)
@@ -88,6 +94,17 @@ def _assisted(one: Served, model: PreTrainedModel, target: Target) -> tuple[dict
             where, name = str(one.folder), f"exported {one.kind}"
             assistant = read_model(where, name, read_config(where, name), target.dtype)
             return {"assistant_model": cast(nn.Module, assistant).to(target.device)}, one.drafter
+
+
+def _dflash(folder: Path, target: Target) -> nn.Module:
+    """Raises ValueError for tensors that the model does not know, or lacks."""
+    model, report = MuseGlimmerAssistantModel.from_pretrained(
+        folder, key_mapping=DFLASH_NAMES, dtype=target.dtype, attn_implementation="sdpa", output_loading_info=True
+    )
+    wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})
+    if wrong:
+        raise ValueError(f"transformers loads DFlash without {wrong}")
+    return cast(nn.Module, model).to(target.device)
 
 
 def _how(options: dict[str, Any]) -> str:

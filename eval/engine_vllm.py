@@ -22,7 +22,7 @@ from .environments import Environment, run_job
 NAME = "vLLM"
 ENVIRONMENT = Environment(NAME, ROOT / ".venv-vllm", ROOT / "constraints-vllm.txt", "engines.vllm=false")
 JOB = Path(__file__).with_name("vllm_job.py")
-METHODS = {"lm": "draft_model", "eagle3": "eagle3", "medusa": "medusa", "dspark": "dspark"}
+METHODS = {"lm": "draft_model", "eagle3": "eagle3", "medusa": "medusa", "dspark": "dspark", "dflash": "dflash"}
 SETTINGS = {
     "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING", "NO_COLOR": "1",

@@ -13,6 +13,8 @@ VERSIONS = {
     "transformers": "5.24.0",
 }  # fmt: skip
 VLLM_MEDUSA = "0.32.0"  # the last version that loads it
+# How transformers 5.24 names what DFlash's authors call otherwise: its one such assistant is of Muse Glimmer.
+DFLASH_NAMES = {"^fc": "encoder.fc", "^hidden_norm": "encoder.output_norm_enc"}
 RESULTS = "engines.json"  # of a run directory: what `make engines` found
 
 
@@ -33,7 +35,7 @@ def verdicts(
     to each (layouts/ngram.py)."""
     ways = {
         "eagle3": _eagle3, "eagle3_variant": _variant, "eagle3_speculators": _speculators, "dspark": _dspark,
-        "medusa": _medusa, "lm": _lm, "ngram": _ngram,
+        "dflash": _dflash, "medusa": _medusa, "lm": _lm, "ngram": _ngram,
     }  # fmt: skip
     if layout is None:
         own = "the folder is in draftsmith's own layout (make publish writes an engine's for kinds that have one)"
@@ -101,6 +103,18 @@ def _dspark(target: str, drafter: str, k: int, _: dict[str, Any]) -> Ways:
     }
 
 
+def _dflash(target: str, drafter: str, k: int, _: dict[str, Any]) -> Ways:
+    path = f"--speculative-draft-model-path {drafter}"
+    model = f'MuseGlimmerAssistantModel.from_pretrained("{drafter}", key_mapping={json.dumps(DFLASH_NAMES)})'
+    return {
+        "vLLM": (True, _vllm(target, method="dflash", model=drafter, num_speculative_tokens=k)),
+        "SGLang": (True, _sglang(target, "DFLASH", path)),
+        "TensorRT-LLM": (True, _trtllm(target, decoding_type="DFlash", max_draft_len=k, speculative_model=drafter)),
+        "llama.cpp": (True, f"llama-server -m T.gguf -md D.gguf --spec-type draft-dflash --spec-draft-n-max {k}"),
+        "transformers": (True, f'model.generate(..., assistant_model={model}, speculation_type="dflash")'),
+    }
+
+
 def _medusa(target: str, drafter: str, k: int, _: dict[str, Any]) -> Ways:
     gone = "has no Medusa heads"
     no = dict.fromkeys(("SGLang", "TensorRT-LLM", "llama.cpp", "transformers"), (False, gone))
@@ -142,7 +156,9 @@ def _ngram(target: str, drafter: str, k: int, settings: dict[str, Any]) -> Ways:
 
 
 def gguf_command(layout: str | None, drafter: str) -> str | None:
-    """How llama.cpp's own script converts the folder, for the layouts it knows; None for others."""
-    if layout in ("eagle3", "dspark", "lm"):
-        return f"python convert_hf_to_gguf.py {drafter} --outfile D.gguf"
-    return None
+    """How llama.cpp's own script converts the folder, for the layouts it knows; None for others. For layers on the
+    target's states it reads the target's folder too: the tokenizer, the number of layers."""
+    beside = {"lm": "", **dict.fromkeys(("eagle3", "dspark", "dflash"), " --target-model-dir TARGET_FOLDER")}
+    if layout not in beside:
+        return None
+    return f"python convert_hf_to_gguf.py {drafter}{beside[layout]} --outfile D.gguf"

@@ -19,7 +19,7 @@ from inference.load import load_target
 from inference.target import Target
 
 from . import engine_transformers, engine_vllm
-from .engine_rules import Texts
+from .engine_rules import ROWS, Texts
 from .engine_subject import Served, served
 from .engines import RESULTS
 from .report import finite
@@ -73,7 +73,7 @@ def asked(cfg: EnginesConfig, target: Target) -> list[list[int]]:
 
 def _alone(target: Target, prompts: list[list[int]], limit: int) -> Texts:
     """What our loop without a drafter answers greedily."""
-    decoder = Decoder(target, None)
+    decoder = Decoder(target, None, batch=ROWS)
     results = decoder.generate([Request(prompt, max_new_tokens=limit) for prompt in prompts])
     return [(result.request.prompt, result.tokens) for result in results]
 

@@ -36,6 +36,7 @@ from .benchmarks import choosing_prompts
 from .engines import verdicts
 
 ROUNDS, TOLERANCE = 500, 0.8  # rounds that acceptance is measured over; the least share of the forecast
+MAPS = {"d2t": "int64", "t2d": "bool", "token_map": "int64"}
 PROMPTS, TOKENS = 42, 64  # decoded, and tokens of each
 
 
@@ -73,8 +74,16 @@ def layout_name(folder: Path) -> str | None:
 
 
 def served_length(folder: Path, layout: str | None, num_spec_tokens: int) -> int:
-    """Draft tokens that an engine is asked for: of Medusa, whose loaders want all heads, their number."""
-    return int(read_json(folder / MODEL_CONFIG)["num_heads"]) if layout == "medusa" else num_spec_tokens
+    """Draft tokens that an engine is asked for: of Medusa, whose loaders want all heads, their number; of a block, all
+    that it was trained with, since its slots see each other."""
+    match layout:
+        case "medusa":
+            return int(read_json(folder / MODEL_CONFIG)["num_heads"])
+        case layouts.DSPARK:
+            return int(read_json(folder / MODEL_CONFIG)["block_size"])
+        case layouts.DFLASH:
+            return int(read_json(folder / MODEL_CONFIG)["block_size"]) - 1
+    return num_spec_tokens
 
 
 def engine_settings(folder: Path) -> dict[str, Any]:
@@ -109,10 +118,13 @@ def _checks(
         check_config(config, target, str(folder), told)
         yield "config.json: flags, RoPE, context, taps"
     drafter, cfg, about = load_drafter(folder, target)
+    _check_template(about.get("target") or {}, target, str(folder))
+    if told:
+        _check_dtypes(folder, config)
     result.num_spec_tokens = cfg.num_spec_tokens
     if told and getattr(cfg, "own_embedding", False) and not told.get("own_embedding"):
         raise UserError(f"{folder}: embed_tokens.weight is not the target's embedding, which the drafter read")
-    yield "tensors: names, shapes, finite, vocabulary maps; the target's digests"
+    yield "tensors: names, shapes, types, finite, vocabulary maps; the target's digests"
     if not drafter.trainable:
         return
     _check_trained(drafter, target, str(folder))
@@ -169,6 +181,26 @@ def _check_eagle3(config: dict[str, Any], target: Target, where: str, told: dict
             raise UserError(f"{where}: {name} is set; engines read explicit taps in different ways, leave it out")
     rope = (told.get("layer") or {}).get("rope_parameters") or layer_config(target, 0).rope_parameters
     check_rope(config, rope, where)
+
+
+def _check_template(trained_on: dict[str, Any], target: Target, where: str) -> None:
+    """A drafter drafts text like that which it learned from. Raises UserError for another template or thinking mode."""
+    told, own = (identity.get("template_digest") for identity in (trained_on, target.identity))
+    if trained_on and told != own:
+        raise UserError(
+            f"{where}: it was trained with another chat template or other target.template_kwargs "
+            f"({trained_on.get('template_kwargs')}) than {target.name} has here; serve it with those of training"
+        )
+
+
+def _check_dtypes(folder: Path, config: dict[str, Any]) -> None:
+    """Weights are of the type that config.json states, maps of that which engines read. Raises UserError."""
+    stated = str(config.get("dtype") or config.get("torch_dtype") or "")
+    for name, dtype in layouts.tensor_types(folder / layouts.MODEL).items() if stated else ():
+        wanted = MAPS.get(name, stated)
+        if dtype != wanted:
+            said = "engines' rules" if name in MAPS else MODEL_CONFIG
+            raise UserError(f"{folder}: {name} is {dtype}, and by {said} must be {wanted}")
 
 
 def _check_trained(drafter: Drafter, target: Target, where: str) -> None:

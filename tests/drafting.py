@@ -68,6 +68,7 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra prefix lstm": ("hydra", {"chain": "lstm", "prefix_attention": True, "taps": [0], "own_head": True}),
     "eagle3": ("eagle3", {}),
     "block": ("block", {"num_spec_tokens": 3, "block_size": 3, "inner_size": 16}),
+    "block masks": ("block", {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}),
     "early_exit": ("early_exit", {"layers": []}),
     "early_exit layers": ("early_exit", {"layers": [-1], "unroll": 3}),
     "jump": ("jump", {"unroll": 3, "inner_size": 16}),

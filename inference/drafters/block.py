@@ -2,8 +2,9 @@
 
 DFlash (arXiv:2602.06036) with DSpark's Markov and confidence heads (deepseek-ai/DeepSpec, 2026). The pending token is
 the anchor at position p; every position before p gives keys and values made from the target's features there. Slot k
-drafts the token at p + 1 + k; the Markov head adds what the token before it says, the one drafted in the loop, the
-true one in training. Slots see the whole block, so a pass always takes all of it, however few tokens are wanted.
+drafts the token at p + 1 + k; where the anchor drafts nothing (DFlash), slot k that at its own place p + k, from k = 1.
+The Markov head adds what the token before says, the one drafted in the loop, the true one in training. Slots see the
+whole block, so a pass always takes all of it, however few tokens are wanted.
 """
 
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class BlockDrafter(Drafter):
         super().__init__(draft_ids)
         self.target, self.num_steps, self.num_anchors = target, cfg.block_size, cfg.num_anchors
         self.min_confidence = cfg.min_confidence
+        self.idle = 0 if cfg.sample_from_anchor else 1  # slots at the block's start that draft nothing
         check_block(cfg, target.model.config, target.name)
         self.taps = tuple(cfg.taps or default_taps(target.num_layers))
         self.mask_token = min(target.eos_ids, default=0) if cfg.mask_token is None else cfg.mask_token
@@ -131,9 +133,9 @@ class BlockDrafter(Drafter):
         anchors = batch.anchor_indices()  # [B, A]
         first = batch.starts[:, None] + anchors
         previous = windows(batch.response, anchors, self.num_steps)  # [B, A, K]
-        places = first[..., None] + torch.arange(self.num_steps, device=first.device)
+        places = first[..., None] + torch.arange(self.num_slots, device=first.device)
         visible = positions < first[..., None]
-        hidden = self.network(self._embed(previous[..., 0]), places, context, visible)
+        hidden = self.network(self._embed(previous[..., 0]), places, context, visible)[:, :, self.idle :]
         markov = self._markov(previous)
         logits = self._corrected(self.readout(hidden), markov)
         return TrainOutput(logits, self._confidence(hidden, markov))
@@ -157,20 +159,25 @@ class BlockDrafter(Drafter):
         """The network's dtype."""
         return self.network.fc.weight.dtype
 
+    @property
+    def num_slots(self) -> int:
+        """Of a block."""
+        return self.num_steps + self.idle
+
     def _block(self, state: BlockState, anchor: Tensor) -> Tensor:
         """One pass over the blocks of the rows' anchors [B] -> [B, K, H]."""
         cache = state.cache
         lengths = torch.tensor(cache.lengths, device=anchor.device)
         longest = max(cache.lengths)
         context = [tuple(buffer[:, :, :longest] for buffer in layer.buffers()) for layer in cache.slot_layers]
-        places = lengths[:, None, None] + torch.arange(self.num_steps, device=anchor.device)
+        places = lengths[:, None, None] + torch.arange(self.num_slots, device=anchor.device)
         visible = torch.arange(longest, device=anchor.device) < lengths[:, None, None]
         out: Tensor = self.network(self._embed(anchor[:, None]), places, context, visible)
-        return out[:, 0]
+        return out[:, 0, self.idle :]
 
     def _embed(self, anchors: Tensor) -> Tensor:
-        """Anchors [B, A] -> blocks [B, A, K, H] with masks after them."""
-        tokens = torch.full((*anchors.shape, self.num_steps), self.mask_token, device=anchors.device)
+        """Anchors [B, A] -> blocks [B, A, slots, H] with masks after them."""
+        tokens = torch.full((*anchors.shape, self.num_slots), self.mask_token, device=anchors.device)
         tokens[..., 0] = anchors
         return self.target.embed(tokens).to(self.dtype)
 

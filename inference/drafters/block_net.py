@@ -1,9 +1,10 @@
 """The network of the block drafter: DFlash (arXiv:2602.06036) with the sequential and confidence heads of DSpark
 (deepseek-ai/DeepSpec, 2026). Knows nothing about rounds or batches.
 
-A block is one real token, the anchor, and K - 1 masks. Its slots see each other and, as extra keys and values in
+A block is one real token, the anchor, and masks after it. Its slots see each other and, as extra keys and values in
 every layer, the target's fused features of all positions before the anchor. Slot k says what stands k + 1 places
-after the anchor. The parameters have the names and shapes that serving engines load.
+after the anchor or, where masks alone draft, in its own place. The parameters have the names and shapes that serving
+engines load.
 """
 
 from dataclasses import dataclass

@@ -18,11 +18,12 @@ from ..target import Target
 from . import block, eagle3, eagle3_read, lm, medusa, ngram
 from .base import WEIGHTS as MODEL
 from .base import Layout, NoLayout, Read
-from .folder import open_config, open_tensors, tensor_names, write_files
+from .block import DFLASH, DSPARK
+from .folder import open_config, open_tensors, tensor_names, tensor_types, write_files
 
 __all__ = [
-    "MODEL", "Layout", "NoLayout", "Read", "name_of", "open_config", "open_tensors", "read", "tensor_names", "write",
-    "write_files",
+    "DFLASH", "DSPARK", "MODEL", "Layout", "NoLayout", "Read", "name_of", "open_config", "open_tensors", "read",
+    "tensor_names", "tensor_types", "write", "write_files",
 ]  # fmt: skip
 
 
@@ -62,7 +63,9 @@ def name_of(config: dict[str, Any]) -> str | None:
     kind = config.get("speculators_model_type")
     names = {*(config.get("architectures") or []), config.get("model_type"), kind}
     if names & {"Qwen3DSparkModel", "DSparkDraftModel", "dspark"}:
-        return "dspark"
+        return DSPARK
+    if names & {"DFlashDraftModel", "dflash"}:
+        return DFLASH
     causal = any(str(name).endswith(("ForCausalLM", "LMHeadModel")) for name in names)
     # EAGLE's own folders carry the architecture of the target, and say what they are by their smaller vocabulary.
     if kind == "eagle3" or names & eagle3.ARCHITECTURES or (causal and "draft_vocab_size" in config):
@@ -78,10 +81,11 @@ def read(config: dict[str, Any], tensors: dict[str, Tensor], target: Target, whe
     match name_of(config):
         case eagle3.PORTABLE | eagle3.VARIANT | eagle3.SPECULATORS:
             return eagle3_read.read(config, tensors, target, where)
-        case "dspark":
-            return block.read(config, tensors, target, where)
+        case block.DSPARK | block.DFLASH as name:
+            return block.read(config, tensors, target, where, anchor=name == DSPARK)
         case "medusa":
             return medusa.read(tensors, target, where)
         case _:
             known = ", ".join(config.get("architectures") or []) or "no architecture at all"
-            raise UserError(f"{where}: {known} is no drafter layout known: EAGLE-3, DSpark, Medusa, a causal LM")
+            read_here = "EAGLE-3, DSpark, DFlash, Medusa, a causal LM"
+            raise UserError(f"{where}: {known} is no drafter layout known: {read_here}")

@@ -15,6 +15,11 @@ from ..text import Text
 from .base import CONFIG, WEIGHTS, Layout
 
 PICKLES = ("pytorch_model.bin", "model.pt", "medusa_lm_head.pt")
+# Of safetensors.
+TYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64", "I32": "int32",
+    "BOOL": "bool",
+}  # fmt: skip
 
 
 def write_files(layout: Layout, folder: Path, text: Text | None) -> None:
@@ -70,6 +75,15 @@ def tensor_names(folder: Path) -> set[str]:
         with suppress(OSError, SafetensorError), safe_open(path, "pt") as file:
             names |= {*file.keys()}
     return names
+
+
+def tensor_types(path: Path) -> dict[str, str]:
+    """The type of every tensor of a safetensors file, by torch's names; nothing when there is no such file."""
+    if not path.exists():
+        return {}
+    with safe_open(path, "pt") as file:
+        types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    return {name: TYPES.get(found, found) for name, found in types.items()}
 
 
 def _instead(folder: Path) -> str:

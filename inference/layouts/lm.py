@@ -59,6 +59,7 @@ def _layout(model: "PreTrainedModel", ids: Tensor | None, target: Target, num_sp
         setattr(config, name, getattr(target.model.config, name, None))
     config.architectures = [type(model).__name__]
     described = {key: value for key, value in config.to_dict().items() if key != "_name_or_path"}
+    described["dtype"] = str(table.dtype).removeprefix("torch.")
     return Layout("lm", state, described, {GENERATION: _generation(target, num_spec_tokens)}, tokenizer=True)
 
 

@@ -43,7 +43,7 @@ def write(drafter: MedusaDrafter, target: Target) -> Layout:
     saved = drafter.parameters_to_save()
     tensors = {_renamed(name, "blocks.{}.layers.{}.{}"): t for name, t in saved.items() if OURS.fullmatch(name)}
     if own is None:
-        tensors[SHARED] = rows
+        tensors[SHARED] = rows.to(drafter.dtype)
     else:
         tensors |= {THEIRS_OUT.format(head): saved[OURS_OUT.format(head)] for head in range(len(own))}
     if ids is not None:

@@ -18,7 +18,7 @@ from conf.errors import ConfigError
 
 YAML = sorted(FOLDER.rglob("*.yaml"))
 DRAFTERS = {
-    "block": (schema.BlockConfig, False),
+    "block": (schema.BlockConfig, False), "dflash": (schema.BlockConfig, False),
     "hybrid": (schema.HydraConfig, True), "hydra": (schema.HydraConfig, False), "lm": (schema.LmConfig, False),
     "eagle3": (schema.Eagle3Config, False), "early_exit": (schema.EarlyExitConfig, False),
     "jump": (schema.JumpConfig, False),

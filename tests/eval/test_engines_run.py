@@ -27,7 +27,7 @@ CONFIGS: dict[str, DrafterConfig] = {
     "lm": LmConfig(num_layers=1, num_spec_tokens=4, lookup=True),
     "early_exit": EarlyExitConfig(exit_layer=1, adapter=False, draft_vocab_size=0),
     "medusa": MedusaConfig(num_heads=3, draft_vocab_size=0),
-    "block": BlockConfig(draft_vocab_size=0),
+    "block": BlockConfig(draft_vocab_size=0, sample_from_anchor=False, markov_rank=0, confidence_head=False),
 }
 PROMPTS, TOKENS = 3, 24
 
@@ -88,7 +88,7 @@ def ran(drafters: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> P
 def test_transformers_and_our_loop_run_the_same_rounds(ran: Path) -> None:
     found = read_json(ran / "engines.json")["transformers"]
     assert found.keys() == {"lm", "early_exit", "medusa", "block", "ngram"}
-    for kind in ("lm", "early_exit", "ngram"):
+    for kind in ("lm", "early_exit", "block", "ngram"):
         one = found[kind]
         assert one["text_identical"] is True and one["identical_texts"] == one["texts_as_ours"] == PROMPTS, kind
         assert one["mean_acceptance_length"] == one["ours"] > (kind != "ngram"), kind
@@ -96,7 +96,8 @@ def test_transformers_and_our_loop_run_the_same_rounds(ran: Path) -> None:
         assert (one["weights_digest"] is None) == (kind == "ngram") and one["version"]
     assert found["lm"]["num_spec_tokens"] == 4 and found["lm"]["mean_acceptance_length"] != found["ngram"]["ours"]
     assert found["early_exit"]["how"] == "assistant_early_exit=1"
-    assert "no Medusa heads" in found["medusa"]["why"] and "anchor" in found["block"]["why"]
+    assert "no Medusa heads" in found["medusa"]["why"]
+    assert found["block"]["how"] == "assistant_model=..., speculation_type=dflash"
 
 
 def test_what_was_exported_lies_in_the_run_directory(ran: Path) -> None:

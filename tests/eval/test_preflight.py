@@ -16,10 +16,11 @@ from eval import preflight as checks
 from eval.card_use import use
 from eval.engines import VERSIONS, gguf_command, verdicts
 from eval.hygiene import check_files, without_paths
-from eval.preflight import first_acceptance, layout_name, preflight
+from eval.preflight import first_acceptance, layout_name, preflight, served_length
 from inference import layouts
 from inference.artifact import CONFIG
 from inference.drafters import Drafter
+from inference.layouts.vocab import maps_of
 from inference.target import Target
 from tiny import IDS
 
@@ -35,7 +36,7 @@ def target() -> Target:
     """Seven layers, so that EAGLE-3's default taps exist, and a RoPE with a scaling to lose."""
     # Nearly flat, it repeats itself, and a fresh layer drafts what was said last.
     made = make_target(num_hidden_layers=7, initializer_range=0.02, rope_parameters=ROPE, dtype=torch.float32)
-    made.identity |= {"config_digest": "c", "weights_digest": "w", "tokenizer_digest": "t"}
+    made.identity |= {"config_digest": "c", "weights_digest": "w", "tokenizer_digest": "t", "template_digest": "m"}
     return made
 
 
@@ -100,8 +101,13 @@ def _random_embedding(config: dict[str, Any], tensors: dict[str, Any], about: di
     tensors["embed_tokens.weight"] = torch.randn(128, 32)
 
 
-def _another_tokenizer(config: dict[str, Any], tensors: dict[str, Any], about: dict[str, Any]) -> None:
-    about["target"]["tokenizer_digest"] = "another"
+def _trained_on(**values: Any) -> Callable[..., None]:
+    return lambda config, tensors, about: about["target"].update(values)
+
+
+def _stale_maps(config: dict[str, Any], tensors: dict[str, Any], about: dict[str, Any]) -> None:
+    """Another vocabulary's, which agree with one another."""
+    tensors.update(maps_of(torch.arange(len(IDS)), 128))
 
 
 def _permuted(head: torch.Tensor) -> torch.Tensor:
@@ -138,7 +144,12 @@ FAULTS: dict[str, tuple[Callable[..., None], str]] = {
     "a short context": (_config(max_position_embeddings=64), "max_position_embeddings is 64"),
     "quantised": (_config(quantization_config={"bits": 4}), "quantization_config"),
     "another vocabulary": (_config(vocab_size=256), "vocab_size is 256"),
-    "another tokenizer": (_another_tokenizer, "tokenizer_digest differ"),
+    "another tokenizer": (_trained_on(tokenizer_digest="another"), "tokenizer_digest differ"),
+    "a quantised or rotated target": (_trained_on(weights_digest="another"), "weights_digest differ"),
+    "another chat template": (_trained_on(template_digest="another"), "another chat template"),
+    "stale maps": (_stale_maps, "acceptance at position 1 is"),
+    "maps of another type": (_tensor("d2t", lambda d: d.int()), "d2t is int32, and by engines' rules must be int64"),
+    "half precision": (_tensor("fc.weight", lambda w: w.half()), "fc.weight is float16, and by config.json must be"),
     "a tensor lost": (_without("midlayer.mlp.up_proj.weight"), "midlayer.mlp.up_proj.weight is missing"),
     "not a number": (_tensor("fc.weight", lambda w: w * float("nan")), "NaN or Inf"),
     "another shape": (_tensor("norm.weight", lambda w: w[:-1]), r"norm.weight is \(31,\)"),
@@ -153,6 +164,45 @@ def test_a_planted_fault_is_refused_by_its_cause(what: str, folder: Path, target
     spoil(folder, change)
     with pytest.raises(UserError, match=line):
         preflight(folder, target, PROMPTS)
+
+
+SIZES: dict[str, Any] = {"draft_vocab_size": len(IDS), "dtype": "float32"}
+OTHERS: dict[str, tuple[str, Callable[..., None], str]] = {
+    "offsets in place of ids": (
+        "medusa", _tensor("token_map", lambda t: t - torch.arange(len(t))), "token_map does not lead to ascending ids",
+    ),
+    "ids in half": ("medusa", _tensor("token_map", lambda t: t.int()), "token_map is int32"),
+    "a head lost": ("medusa", _without("blocks.1.layers.0.weight"), "some are missing"),
+    "permuted rows": ("medusa", _tensor("lm_head.weight", _permuted), "not the target's output matrix"),
+    "permuted rows of a block": ("block", _tensor("lm_head.weight", _permuted), "not the target's output matrix"),
+    "an idle anchor": ("block", _config(sample_from_anchor=False), "its anchor drafts nothing"),
+    "another mask": ("block", lambda config, *_: config["dflash_config"].update(mask_token_id=9), "reloaded logits"),
+    "taps one off": ("block", lambda config, *_: config["dflash_config"].update(target_layer_ids=[1, 3]), "reloaded"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_faults_of_other_layouts(what: str, target: Target, tmp_path: Path) -> None:
+    kind, change, line = OTHERS[what]
+    options: dict[str, Any] = SIZES | ({"taps": [1, 3]} if kind == "block" else {})
+    made = make_drafter(kind, target, ids=IDS, noise=0.1, **options)
+    layouts.write_files(layouts.write(made, target, 3), tmp_path, None)
+    about = {"drafter": plain(make_config(kind, **options)), "target": plain(target.identity)}
+    (tmp_path / CONFIG).write_text(json.dumps(about))
+    assert preflight(tmp_path, target, PROMPTS, made).passed
+    spoil(tmp_path, change)
+    with pytest.raises(UserError, match=line):
+        preflight(tmp_path, target, PROMPTS, made)
+
+
+def test_lines_ask_for_whole_blocks(target: Target, tmp_path: Path) -> None:
+    masks = {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}
+    for name, more, length in (("dspark", {}, 5), ("dflash", masks, 5)):
+        place = tmp_path / name
+        place.mkdir()
+        layout = layouts.write(make_drafter("block", target, taps=[1, 3], block_size=5, **more), target, 3)
+        layouts.write_files(layout, place, None)
+        assert layout_name(place) == name and served_length(place, name, 3) == length
 
 
 def test_logits_that_are_not_those_of_training_are_refused(folder: Path, target: Target, drafter: Drafter) -> None:
@@ -171,7 +221,7 @@ def test_acceptance_stops_at_enough_rounds(target: Target, drafter: Drafter, mon
 
 
 @pytest.mark.parametrize(
-    "layout", ["eagle3", "eagle3_variant", "eagle3_speculators", "dspark", "medusa", "lm", "ngram", None]
+    "layout", ["eagle3", "eagle3_variant", "eagle3_speculators", "dspark", "dflash", "medusa", "lm", "ngram", None]
 )
 def test_every_engine_gets_a_verdict_and_only_those_that_can_a_line(layout: str | None) -> None:
     drafter = make_drafter("ngram", make_target())
@@ -186,7 +236,8 @@ def test_every_engine_gets_a_verdict_and_only_those_that_can_a_line(layout: str 
     assert vllm.can == (layout is not None)
     if vllm.can and layout not in ("eagle3_speculators",):
         assert '"method":"' in vllm.how and "num_speculative_tokens\":4" in vllm.how
-    assert (gguf_command(layout, "D") is not None) == (layout in ("eagle3", "dspark", "lm"))
+    assert (gguf_command(layout, "D") is not None) == (layout in ("eagle3", "dspark", "dflash", "lm"))
+    assert ("--target-model-dir" in (gguf_command(layout, "D") or "")) == (layout in ("eagle3", "dspark", "dflash"))
 
 
 # What may not leave the machine

@@ -25,6 +25,7 @@ from inference.target import Target
 
 PROMPTS = [[5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40], [7], list(range(20, 34)), [9, 9, 9], [61, 2, 8]]
 LIMITS = [11, 1, 8, 5, 17, 9]
+MASKS: dict[str, Any] = {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}
 
 
 def drafter_of(target: Target, **changes: Any) -> BlockDrafter:
@@ -46,7 +47,7 @@ def batch_of(target: Target, drafter: BlockDrafter) -> Batch:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"markov_rank": 0}, {"min_confidence": 0.2}, {"block_size": 7, "lookup": True}]
+    "changes", [{}, {"markov_rank": 0}, {"min_confidence": 0.2}, {"block_size": 7, "lookup": True}, MASKS]
 )
 @pytest.mark.parametrize("batch", [1, 4])
 def test_greedy_text_is_the_plain_one_when_rows_come_and_go(batch: int, changes: dict[str, Any]) -> None:
@@ -106,6 +107,25 @@ def test_a_draft_ends_where_it_is_not_expected_to_survive() -> None:
         drafter.confidence_head.proj.bias.data.fill_(bias)
         result = next(Decoder(target, drafter, num_spec_tokens=4).run([Request(PROMPTS[0], max_new_tokens=8)]))
         assert len(result.rounds[0].drafted) == expected, (temperature, bias)
+
+
+def test_masks_alone_stand_where_they_draft() -> None:
+    """Slot k of 1 to K at place p + k, and the anchor before them; the last slot of a block that drafts from it on is
+    left out."""
+    target = make_target()
+    drafter = drafter_of(target, **MASKS)
+    batch, seen = batch_of(target, drafter), []
+    true = drafter.network.forward
+
+    def forward(x: Tensor, places: Tensor, *rest: Any) -> Tensor:
+        seen.append((x, places))
+        return true(x, places, *rest)
+
+    drafter.network.forward = forward  # type: ignore[method-assign]
+    assert drafter.train_logits(batch).shape[:3] == (2, 6, 4)
+    x, places = seen[0]
+    assert x.shape[2] == 5 and places[0, 1].tolist() == [4, 5, 6, 7, 8]  # the prompt has three tokens
+    assert torch.equal(x[0, 1, 0], target.embed(batch.response[0, 1])) and torch.equal(x[0, 1, 1], x[0, 2, 4])
 
 
 # What training and the loop must agree on
@@ -306,6 +326,7 @@ def test_what_the_target_does_not_have_is_refused(changes: dict[str, Any], messa
         ({"temperatures": [1.0]}, r"drafter.temperatures = \[1.0\] is not allowed; allowed: \[\], or one above 0"),
         ({"temperatures": [1.0, 1.0, 0.0, 1.0]}, "drafter.temperatures"),
         ({"markov_rank": -1}, "drafter.markov_rank = -1"),
+        ({"sample_from_anchor": False}, "allowed: true, or with drafter.markov_rank=0 drafter.confidence_head=false"),
         ({"num_anchors": -1}, "drafter.num_anchors = -1"),
         ({"num_layers": 0}, "drafter.num_layers = 0"),
     ],

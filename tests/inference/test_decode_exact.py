@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "eagle3 trimmed": {"draft_vocab_size": len(IDS), "unroll": 2},
     "block": {"block_size": 2},
     "block trimmed confident": {"draft_vocab_size": len(IDS), "block_size": 2, "min_confidence": 0.25},
+    "block masks": {"block_size": 2, "sample_from_anchor": False, "markov_rank": 0, "confidence_head": False},
     "lm": {"layers": [0]},
     "lm lora": {"layers": [0], "lora_rank": 2},
     "lm trimmed": {"draft_vocab_size": len(IDS)},

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, PhiConfig
 
 from conf.errors import UserError
+from conf.schema import BlockConfig
 from inference import layouts
 from inference.artifact import load_drafter
 from inference.decode import Decoder, Request
@@ -90,6 +91,28 @@ def test_a_block_without_a_markov_head_gets_one_that_adds_nothing(tmp_path: Path
     assert cfg.markov_rank == 0  # type: ignore[attr-defined]
     for ours, theirs in zip(drafts(drafter, target), drafts(found, target), strict=True):
         assert torch.equal(ours, theirs)
+
+
+MASKS: dict[str, Any] = {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}
+
+
+def test_masks_alone_are_dflashs_layout(tmp_path: Path) -> None:
+    target = seven()
+    drafter = written("block", target, tmp_path / "d", **MASKS)
+    config = json.loads((tmp_path / "d/config.json").read_text())
+    assert config["architectures"] == ["DFlashDraftModel"] and config["block_size"] == 5
+    assert not any(name.startswith(("lm_head", "markov")) for name in load_file(tmp_path / "d" / layouts.MODEL))
+    del config["sample_from_anchor"]  # as its authors publish it
+    (tmp_path / "d/config.json").write_text(json.dumps(config))
+    found, cfg, _ = load_drafter(tmp_path / "d", target)
+    assert isinstance(cfg, BlockConfig) and not cfg.sample_from_anchor and cfg.block_size == cfg.num_spec_tokens == 4
+    for ours, theirs in zip(drafts(drafter, target), drafts(found, target), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(UserError, match=r"drafter\.draft_vocab_size=0"):
+        written("block", target, tmp_path / "e", IDS, **MASKS)
+    (tmp_path / "d/config.json").write_text(json.dumps(config | {"sample_from_anchor": True}))
+    with pytest.raises(UserError, match="its anchor drafts; our blocks"):
+        load_drafter(tmp_path / "d", target)
 
 
 def test_medusa_as_its_authors_spell_it(tmp_path: Path) -> None:
@@ -255,11 +278,17 @@ def _drop(name: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     return lambda _, tensors: tensors.__delitem__(name)
 
 
+def _permute(name: str) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+    return lambda _, tensors: tensors.update({name: tensors[name].flip(0).contiguous()})
+
+
 DAMAGE = {
     "absolute ids": ("eagle3", _absolute, "outside the vocabulary"),
     "a map lost": ("eagle3", _drop("d2t"), "without a d2t"),
     "no head": ("eagle3", _drop("lm_head.weight"), "lm_head.weight is missing"),
     "a norm lost": ("eagle3", _true("fc_norm"), "fc_norm.0.weight is missing"),
+    "another head of a block": ("block", _permute("lm_head.weight"), "not the target's output matrix"),
+    "no head of a block": ("block", _drop("lm_head.weight"), "lm_head.weight is missing"),
     "other heads": ("eagle3", _set(num_attention_heads=8), r"q_proj.weight is \(32, 64\), expected \(64, 64\)"),
     "a declared vocabulary": ("eagle3", _set(draft_vocab_size=7), "draft_vocab_size is 7"),
     "an idle anchor": ("block", _set(sample_from_anchor=False), "anchor drafts nothing"),

@@ -35,6 +35,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "eagle3 trimmed": ("eagle3", {"draft_vocab_size": len(IDS), "inner_size": 24}),
     "block": ("block", {"num_layers": 2}),
     "block trimmed": ("block", {"draft_vocab_size": len(IDS), "markov_rank": 0, "block_size": 5}),
+    "block masks": ("block", {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}),
     "lm": ("lm", {}),
     "lm trimmed": ("lm", {"draft_vocab_size": len(IDS)}),
     "lm lora": ("lm", {"lora_rank": 2}),
