@@ -98,7 +98,7 @@ def _assisted(one: Served, model: PreTrainedModel, target: Target) -> tuple[dict
 
 def _dflash(folder: Path, target: Target) -> nn.Module:
     """Raises ValueError for tensors that the model does not know, or lacks."""
-    model, report = MuseGlimmerAssistantModel.from_pretrained(
+    model, report = cast(Any, MuseGlimmerAssistantModel).from_pretrained(
         folder, key_mapping=DFLASH_NAMES, dtype=target.dtype, attn_implementation="sdpa", output_loading_info=True
     )
     wrong = sorted({*report["missing_keys"], *report["unexpected_keys"]})

@@ -14,6 +14,8 @@ from typing import Any
 from conf.errors import UserError
 from conf.paths import read_json, write_json
 
+NAMED = re.compile(r"(\(.*\)\s*)?(\[.*\]:?\s*)?(\w+\.)*\w*(Error|Exception)\b", re.IGNORECASE)
+
 
 @dataclass(frozen=True)
 class Environment:
@@ -81,7 +83,9 @@ def _clean() -> dict[str, str]:
 
 
 def last_error(log: str) -> str:
-    """The last line that names an exception, else the last line."""
+    """The last line that names an exception, and what pydantic says below it; else the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    named = [line for line in lines if re.match(r"(\(.*\)\s*)?(\w+\.)*\w*(Error|Exception)\b", line, re.IGNORECASE)]
-    return ([*lines, *named] or ["it said nothing"])[-1][:300]
+    named = [i for i, line in enumerate(lines) if NAMED.match(line)]
+    last = named[-1] if named else len(lines) - 1
+    said = lines[last : last + (2 if named and "validation error" in lines[last] else 1)]
+    return ": ".join(said)[:300] or "it said nothing"

@@ -15,6 +15,7 @@ KEYS = {
     "an AWS key": re.compile(r"\bAKIA[A-Z0-9]{16}\b"),
 }
 TEXTS = {".json", ".md", ".txt", ".yaml", ".yml", ".jinja", ".html", ""}
+VOCABULARIES = ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json")
 
 
 def without_paths(value: Any) -> Any:
@@ -27,14 +28,20 @@ def without_paths(value: Any) -> Any:
 
 
 def check_files(folder: Path) -> None:
-    """Raises UserError for the first text file of a hub folder that holds an absolute path or a key; the key itself is
-    not repeated. The tokenizer's vocabulary is the target's own and public."""
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in TEXTS):
-        if path.name in ("tokenizer.json", "vocab.json", "merges.txt", "added_tokens.json"):
-            continue
-        text = path.read_text(errors="replace")
+    """Raises UserError for the first file of a hub folder that holds an absolute path or a key, safetensors in their
+    headers; the key itself is not repeated. The tokenizer's vocabulary is the target's own and public."""
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.name not in VOCABULARIES):
+        text = _words(path)
         for what, pattern in KEYS.items():
             if pattern.search(text):
                 raise UserError(f"{path.name} of the hub folder holds {what}; nothing was published")
         if found := HOMES.search(text):
             raise UserError(f"{path.name} of the hub folder holds an absolute path ({found[0]}); nothing was published")
+
+
+def _words(path: Path) -> str:
+    """What a file says: a text all of it, of safetensors the header."""
+    if path.suffix != ".safetensors":
+        return path.read_text(errors="replace") if path.suffix in TEXTS else ""
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little")).decode(errors="replace")

@@ -6,7 +6,7 @@ training, and it decodes: acceptance at position 1 may not fall more than a fift
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from .benchmarks import choosing_prompts
 from .engines import verdicts
 
 ROUNDS, TOLERANCE = 500, 0.8  # rounds that acceptance is measured over; the least share of the forecast
-MAPS = {"d2t": "int64", "t2d": "bool", "token_map": "int64"}
+MAPS = {"d2t": "int64", "t2d": "bool", "draft_ids": "int64"}
 PROMPTS, TOKENS = 42, 64  # decoded, and tokens of each
 
 
@@ -185,8 +185,8 @@ def _check_eagle3(config: dict[str, Any], target: Target, where: str, told: dict
 
 def _check_template(trained_on: dict[str, Any], target: Target, where: str) -> None:
     """A drafter drafts text like that which it learned from. Raises UserError for another template or thinking mode."""
-    told, own = (identity.get("template_digest") for identity in (trained_on, target.identity))
-    if trained_on and told != own:
+    digest = target.identity.get("template_digest")
+    if trained_on.get("template_digest", digest) != digest:
         raise UserError(
             f"{where}: it was trained with another chat template or other target.template_kwargs "
             f"({trained_on.get('template_kwargs')}) than {target.name} has here; serve it with those of training"
@@ -216,8 +216,7 @@ def same_logits(drafter: Drafter, trained: Drafter, target: Target, prompts: Seq
     answers = Decoder(target, None, keep_hidden=True).generate([Request(p, max_new_tokens=24) for p in prompts[:3]])
     batch = make_batch([a.request.prompt for a in answers], [a.tokens for a in answers]).to(target.device)
     with torch.no_grad():
-        batch = with_hidden(target, batch, drafter.train_taps)
-        ours, theirs = drafter.train_logits(batch), original.train_logits(batch)
+        ours, theirs = (d.train_logits(with_hidden(target, replace(batch), d.train_taps)) for d in (drafter, original))
     ids = original.draft_ids
     ours = ours if drafter.draft_ids is not None or ids is None else ours[..., ids]
     difference = float((ours.double() - theirs.double()).abs().max())

@@ -29,6 +29,7 @@ VOCAB, END = 3, 2
 LENGTH = 4  # tokens of a text
 NUM_SPEC_TOKENS = 2
 PROMPT = [1, 1, 2, 1]  # 0 is not there yet: a penalty must see it come
+MASKS: dict[str, Any] = {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}  # a DFlash block
 LAYER = LmConfig(layers=[0], dtype="float64")  # the drafter of most checks: the target's first layer alone
 LOOKUP = NgramConfig(dtype="float64", num_spec_tokens=NUM_SPEC_TOKENS, min_match=1)
 
@@ -62,7 +63,8 @@ def toy_config(config: DrafterConfig) -> DrafterConfig | None:
         case Eagle3Config():
             return Eagle3Config(**small, draft_vocab_size=0, taps=[0, 1, 2])
         case BlockConfig():
-            return BlockConfig(**small, draft_vocab_size=0, markov_rank=4, taps=[1, 2])
+            own: dict[str, Any] = {"markov_rank": 4} if config.sample_from_anchor else MASKS
+            return BlockConfig(**small, **own, draft_vocab_size=0, taps=[1, 2])
         case EarlyExitConfig():
             return EarlyExitConfig(**small, draft_vocab_size=0, exit_layer=1)
         case JumpConfig():

@@ -15,9 +15,11 @@ from conf.errors import UserError
 from ..drafters.medusa import MedusaDrafter
 from ..target import Target
 from .base import Layout, NoLayout, Read, nearly
+from .lm import filled
 from .vocab import check_ids
 
 TOKEN_MAP, SHARED = "token_map", "lm_head.weight"
+DRAFT_IDS = "draft_ids"  # ours: the ids of a trimmed vocabulary, passed over by vLLM
 OURS = re.compile(r"heads\.(\d+)\.(\d+)\.linear\.(weight|bias)")
 OURS_OUT, THEIRS_OUT = "own_heads.{}.weight", "lm_heads.{}.weight"
 THEIRS = (
@@ -28,8 +30,8 @@ OUT = re.compile(r"lm_heads\.(\d+)\.weight|(?:medusa_heads\.)?(\d+)\.\d+\.weight
 
 
 def write(drafter: MedusaDrafter, target: Target) -> Layout:
-    """Residual blocks, one output matrix for all heads (the target's own rows) or one for each, and a trimmed
-    vocabulary's ids.
+    """Residual blocks, and one output matrix for all heads (the target's own rows) or one for each. vLLM 0.32 refuses
+    its own token_map: that of a trimmed vocabulary has all rows, absent ones the mean, which is never the likeliest.
 
     Raises UserError for a target whose head has a bias or a soft cap, which vLLM's Medusa has not; NoLayout for own
     matrices over a trimmed vocabulary, which it can't load.
@@ -43,14 +45,14 @@ def write(drafter: MedusaDrafter, target: Target) -> Layout:
     saved = drafter.parameters_to_save()
     tensors = {_renamed(name, "blocks.{}.layers.{}.{}"): t for name, t in saved.items() if OURS.fullmatch(name)}
     if own is None:
-        tensors[SHARED] = rows.to(drafter.dtype)
+        tensors[SHARED] = (rows if ids is None else filled(rows, ids, target.vocab_size)).to(drafter.dtype)
     else:
         tensors |= {THEIRS_OUT.format(head): saved[OURS_OUT.format(head)] for head in range(len(own))}
     if ids is not None:
-        tensors[TOKEN_MAP] = ids.to(torch.int64)
+        tensors[DRAFT_IDS] = ids.to(torch.int64)
     config = {
         "architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": target.hidden_size,
-        "vocab_size": target.vocab_size, "truncated_vocab_size": len(rows), "num_heads": drafter.num_steps,
+        "vocab_size": target.vocab_size, "truncated_vocab_size": target.vocab_size, "num_heads": drafter.num_steps,
         "num_hidden_layers": drafter.num_layers, "medusa_fc_bias": True, "original_lm_head": own is None,
         "logit_scale": target.logit_scale, "torch_dtype": str(drafter.dtype).removeprefix("torch."),
     }  # fmt: skip
@@ -60,10 +62,11 @@ def write(drafter: MedusaDrafter, target: Target) -> Layout:
 def read(tensors: dict[str, Tensor], target: Target, where: str) -> Read:
     """Either spelling. Raises UserError for missing blocks, and for tensors that no head has."""
     rest = dict(tensors)
-    ids = rest.pop(TOKEN_MAP, None)
+    name = DRAFT_IDS if DRAFT_IDS in rest else TOKEN_MAP
+    ids = rest.pop(name, None)
     if ids is not None:
-        check_ids(ids, target.vocab_size, f"{where}: {TOKEN_MAP}")
-    own = {name: rest.pop(theirs) for theirs in tensors if (name := _own_name(theirs)) is not None}
+        check_ids(ids, target.vocab_size, f"{where}: {name}")
+    own = {ours: rest.pop(theirs) for theirs in tensors if (ours := _own_name(theirs)) is not None}
     places = {(int(h), int(layer)) for h, layer, _ in (OURS.fullmatch(name).groups() for name in own)}  # type: ignore[union-attr]
     heads, layers = (1 + max((place[i] for place in places), default=-1) for i in (0, 1))
     if not places or len(places) != heads * layers:

@@ -129,7 +129,7 @@ WRONG = {
     # unknown options of groups
     "experiment=forecast_cells": "sweep is not a known option",
     "experiment=nope": "experiment = 'nope' is not an option; allowed: block, domain, eagle3,",
-    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, eagle3, early_exit, ",
+    "drafter=eagle9": "drafter = 'eagle9' is not an option; allowed: block, dflash, eagle3, early_exit, ",
     "objective=null": "objective = 'null' is not an option; allowed: ce, e2e",
     "objective=3": "objective = '3' is not an option; allowed: ce, e2e",
     "objective=[lk,no]": "objective = 'no' is not an option",

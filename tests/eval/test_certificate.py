@@ -40,7 +40,19 @@ from eval.certificate import (
 from eval.loop_law import exact_law
 from eval.mutations import MUTATIONS, Mutation
 from eval.patching import Changes
-from eval.toy import END, LAYER, LENGTH, PROMPT, VOCAB, drawn_config, toy_config, toy_decoder, toy_drafter, toy_target
+from eval.toy import (
+    END,
+    LAYER,
+    LENGTH,
+    MASKS,
+    PROMPT,
+    VOCAB,
+    drawn_config,
+    toy_config,
+    toy_decoder,
+    toy_drafter,
+    toy_target,
+)
 from inference.decode import Request
 from inference.sampling import Sampling
 from inference.target import Target
@@ -101,10 +113,10 @@ def test_the_toys_texts_end_early_or_are_of_full_length(toy: Target) -> None:
     assert min(law.values()) > 0.007 and max(law.values()) < 0.11
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_drafter_fits_the_toy_exactly(kind: type[DrafterConfig], toy: Target) -> None:
-    small = toy_config(kind())
-    assert small is not None and small.kind == kind.kind
+@pytest.mark.parametrize("own", [*(kind() for kind in KINDS), BlockConfig(**MASKS)], ids=lambda own: own.kind)
+def test_every_kind_of_drafter_fits_the_toy_exactly(own: DrafterConfig, toy: Target) -> None:
+    small = toy_config(own)
+    assert small is not None and small.kind == own.kind
     assert error_of(toy, toy_drafter(small, toy), SAMPLINGS[1], Rule.auto, 3) < ERROR
 
 
@@ -196,4 +208,3 @@ def test_false_alarms_are_as_rare_as_the_level_says(toy: Target) -> None:
     alarms = sum(value < 0.05 for value in p)
     low, high = binom.ppf([0.0005, 0.9995], 200, 0.05)
     assert low <= alarms <= high and kstest(p, "uniform").pvalue > 1e-3 and len(law) == 31
-

@@ -16,9 +16,13 @@ from eval import engine_vllm, engines_run
 from eval.engine_rules import FirstMatch
 from eval.environments import Environment
 from inference.artifact import save_drafter
-from inference.drafters import build
+from inference.batch import make_batch
+from inference.decode import Decoder, Request
+from inference.drafters import Drafter, build
+from inference.drafters.block import windows
 from inference.drafters.lookup import Lookup
 from inference.load import load_target
+from inference.parity import with_hidden
 from inference.target import Target
 from inference.tiny import make_tiny_tokenizer
 from tiny import tiny_folder
@@ -63,12 +67,28 @@ def target() -> Target:
     return load_target(TargetConfig("tiny"))
 
 
+def fit(drafter: Drafter, target: Target) -> None:
+    """Learn what the target says to the prompts of these tests, since a fresh block is never right."""
+    prompts = engines_run.asked(config(Path()), target)
+    found = Decoder(target, None).generate([Request(prompt, max_new_tokens=TOKENS) for prompt in prompts])
+    batch = with_hidden(target, make_batch(prompts, [one.tokens for one in found]), drafter.train_taps)
+    mask = batch.supervised(drafter.num_steps)
+    truth = windows(batch.response, batch.anchor_indices() + 1, drafter.num_steps)[mask]
+    optimiser = torch.optim.Adam([p for p in drafter.parameters() if p.requires_grad], 0.01)
+    for _ in range(40):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(drafter.train_logits(batch)[mask], truth).backward()
+        optimiser.step()
+
+
 @pytest.fixture(scope="module")
 def drafters(target: Target, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A folder a kind, weights shaken where there are any."""
     place = tmp_path_factory.mktemp("drafters")
     for kind, cfg in CONFIGS.items():
         drafter = build(cfg, target)
+        if kind == "block":
+            fit(drafter, target)
         with torch.no_grad():
             for parameter in drafter.parameters():
                 if parameter.requires_grad:

@@ -83,7 +83,9 @@ def test_a_job_that_fails_says_why_and_is_asked_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize("log, line", [
     ("a\nValueError: x\n  at y\n", "ValueError: x"),
     ("a\n(EngineCore pid=3) RuntimeError: z\nbye", "(EngineCore pid=3) RuntimeError: z"),
-    ("only this\n", "only this"), ("", "it said nothing"),
+    ("[rank0]: ValueError: w\nafter\n", "[rank0]: ValueError: w"), ("only this\n", "only this"),
+    ("b.ValidationError: 1 validation error\n  No blocks\n  See", "b.ValidationError: 1 validation error: No blocks"),
+    ("\n", "it said nothing"), ("", "it said nothing"),
 ])  # fmt: skip
 def test_a_log_is_told_by_its_last_exception(log: str, line: str) -> None:
     assert last_error(log) == line

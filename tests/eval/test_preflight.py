@@ -169,10 +169,10 @@ def test_a_planted_fault_is_refused_by_its_cause(what: str, folder: Path, target
 SIZES: dict[str, Any] = {"draft_vocab_size": len(IDS), "dtype": "float32"}
 OTHERS: dict[str, tuple[str, Callable[..., None], str]] = {
     "offsets in place of ids": (
-        "medusa", _tensor("token_map", lambda t: t - torch.arange(len(t))), "token_map does not lead to ascending ids",
+        "medusa", _tensor("draft_ids", lambda t: t - torch.arange(len(t))), "draft_ids does not lead to ascending ids",
     ),
-    "ids in half": ("medusa", _tensor("token_map", lambda t: t.int()), "token_map is int32"),
-    "a head lost": ("medusa", _without("blocks.1.layers.0.weight"), "some are missing"),
+    "ids in half": ("medusa", _tensor("draft_ids", lambda t: t.int()), "draft_ids is int32"),
+    "a head lost": ("medusa", _without("blocks.1.layers.0.weight"), "linear.weight is missing"),
     "permuted rows": ("medusa", _tensor("lm_head.weight", _permuted), "not the target's output matrix"),
     "permuted rows of a block": ("block", _tensor("lm_head.weight", _permuted), "not the target's output matrix"),
     "an idle anchor": ("block", _config(sample_from_anchor=False), "its anchor drafts nothing"),
@@ -251,4 +251,8 @@ def test_paths_and_keys_are_found(tmp_path: Path) -> None:
         with pytest.raises(UserError, match=line) as caught:
             check_files(tmp_path)
         assert "a" * 34 not in str(caught.value)
+    save_file({"w": torch.zeros(1)}, tmp_path / "model.safetensors", {"format": "pt", "from": "/home/me/run"})
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(UserError, match=r"model\.safetensors of the hub folder holds an absolute path"):
+        check_files(tmp_path)
     assert without_paths({"a": ["/home/me/x.jsonl", "b/c", 1]}) == {"a": ["x.jsonl", "b/c", 1]}
