@@ -18,6 +18,7 @@ class AdaptiveSettings:
     adaptive: str | None = None  # off | on | auto: on if that is forecast to be faster; null: as its folder says
     adaptive_threshold: float | None = None  # a draft ends where its chance to survive falls below; null: by its cost
     adaptive_rate: float = 1.0  # tokens that the time of a plain round must bring in
+    adaptive_batches: list[int] = field(default_factory=lambda: [1])  # of which costs are measured when training ends
     adaptive_costs: dict[str, Any] = field(default_factory=dict)  # by batch: [verifying n tokens, drafting n tokens]
     adaptive_chances: dict[str, Any] = field(default_factory=dict)  # of SOURCES: [the usual one, [by confidence]]
 
@@ -27,6 +28,9 @@ class AdaptiveSettings:
         least, rate = self.adaptive_threshold, self.adaptive_rate
         require(least is None or 0 < least < 1, "drafter.adaptive_threshold", least, "null, or above 0 and below 1")
         require(rate > 0, "drafter.adaptive_rate", rate, "above 0")
+        batches = self.adaptive_batches
+        fine = 1 in batches and all(batch >= 1 for batch in batches)
+        require(fine, "drafter.adaptive_batches", batches, "a list of batch sizes with 1 in it")
         fine = all(_is_batch(name) and _are_costs(costs) for name, costs in self.adaptive_costs.items())
         lists = "batch: [costs of verifying 0, 1, ... tokens, from 1.0 up; costs of drafting 0, 1, ..., from 0.0 up]"
         require(fine, "drafter.adaptive_costs", self.adaptive_costs, lists)

@@ -64,6 +64,7 @@ def protocol(cfg: RunConfig, subject: Subject, rivals: Contest) -> str:
         "was tuned on the choosing prompts at temperature 0: "
         f"{words(ngram.lookup)}, {ngram.num_spec_tokens} draft tokens (1 to {NGRAM_LONGEST} were tried), and again for "
         f"the drafter's own {subject.num_spec_tokens}.{lookup_protocol(subject)}{tree_protocol(subject)}"
+        f"{pace_protocol(subject)}"
     )
 
 
@@ -88,6 +89,18 @@ def tree_protocol(subject: Subject) -> str:
         f" Drafts are {'static' if static else 'dynamic'} trees of up to {nodes} nodes, at most "
         f"{subject.num_spec_tokens} deep; positions are depths. Draft lengths that were tried are of chains."
         f"{' Above temperature 0 what it drafts alone, and untrained, is not replayed.' if static else ''}"
+    )
+
+
+def pace_protocol(subject: Subject) -> str:
+    """Whether drafts end early; nothing where they have the length asked for."""
+    known = subject.drafter.adaptive
+    if known is None:
+        return ""
+    by = "its chance to survive is small" if known.threshold is not None else "more of it is not likely to pay"
+    return (
+        f" A draft ends, or is not begun, where {by}: so many draft tokens are the most. Baselines and draft lengths "
+        "that were tried are of whole drafts."
     )
 
 

@@ -55,14 +55,12 @@ class Course:
 
     def go_on(self, cells: Sequence[Cell]) -> None:
         """One after the other; those that time does not allow any more are left out too."""
-        late = list[Cell]()
         for number, cell in enumerate(cells):
             if self.budget.allows(self.likely(cell)):
                 self._run(cell, cells[number + 1 :])
             else:
                 self.total -= 1
-                late.append(cell)
-        self._leave_out(late)
+                self._leave_out([cell])
 
     def repeat(self, cells: Sequence[Cell], finished: Callable[[Cell], bool]) -> None:
         """Measure cells again, each in turn, until they are finished or time is up."""

@@ -65,9 +65,11 @@ class FreeDrafter(Drafter):
         return self._q[batch, k]
 
 
-def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int, prompt: list[int]) -> Costs:
-    """Of verifying up to `longest` draft tokens, and of `drafter` (None: there is none) at k tokens a round: batch 1,
-    temperature 0, after a prompt whose answer has two tokens or more.
+def measure_costs(
+    target: Target, drafter: Drafter | None, k: int, longest: int, prompt: list[int], batch: int = 1
+) -> Costs:
+    """Of verifying up to `longest` draft tokens, and of `drafter` (None: there is none) at k tokens a round: `batch`
+    equal rows, temperature 0, after a prompt whose answer has two tokens or more.
     """
     widths = [*(n for n in WIDTHS if n < longest), longest]
     runs: list[tuple[Drafter | None, int]] = [(None, 0), *((FreeDrafter(), n) for n in widths)]
@@ -75,7 +77,7 @@ def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int,
     times: list[list[float]] = [[] for _ in runs]
     for _ in range(PASSES):
         for (drafts, n), found in zip(runs, times, strict=True):
-            found += round_seconds(target, drafts, n, prompt)
+            found += round_seconds(target, drafts, n, prompt, batch)
     plain, *rounds = map(median, times)
     # Where a longer forward was quicker, that was noise.
     ratios = np.maximum.accumulate([1.0, *(seconds / plain for seconds in rounds[: len(widths)])])
@@ -84,15 +86,17 @@ def measure_costs(target: Target, drafter: Drafter | None, k: int, longest: int,
     return Costs(tuple(verify), drafting)
 
 
-def round_seconds(target: Target, drafter: Drafter | None, k: int, prompt: list[int]) -> list[float]:
+def round_seconds(
+    target: Target, drafter: Drafter | None, k: int, prompt: list[int], batch: int = 1
+) -> list[float]:
     """Of the first rounds of an answer with k draft tokens each; the very first only where it is alone."""
     loop = Decoder(target, drafter, num_spec_tokens=k, adaptive=False)
-    stream = loop.stream(Request(prompt, max_new_tokens=(k + 1) * (ROUNDS + 2)))
-    next(stream)  # prefill
+    rounds = loop.rounds([Request(prompt, max_new_tokens=(k + 1) * (ROUNDS + 2))] * batch)
+    next(rounds)  # prefill
     seconds: list[float] = []
     while len(seconds) <= ROUNDS:
         started = time.perf_counter()
-        if next(stream, None) is None:
+        if next(rounds, None) is None:
             break
         seconds.append(time.perf_counter() - started)
     return seconds[1:] or seconds

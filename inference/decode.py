@@ -73,6 +73,13 @@ class Decoder:
         order = {id(r): i for i, r in enumerate(requests)}
         return sorted(self.run(requests), key=lambda result: order[id(result.request)])
 
+    def rounds(self, requests: Sequence[Request]) -> Iterator[list[Result]]:
+        """One batch, nothing refilled: what finished with prefill, then with every round."""
+        loop = _Loop(self, len(requests))
+        yield loop.admit(list(range(len(requests))), list(requests))
+        while any(loop.live):
+            yield loop.step()
+
     def stream(self, request: Request) -> Iterator[Round]:
         """Rounds of one request as they come; the first carries prefill's token and no draft."""
         loop = _Loop(self, 1)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +21,7 @@ from inference.adaptive import Adaptive, Prices
 from inference.along import confidences
 from inference.batch import Batch
 from inference.calibration import binned, monotone
-from inference.costs import Costs
+from inference.costs import Costs, measure_costs
 from inference.drafters import Drafter, Lookup
 from inference.paced import Paced
 from inference.parity import with_hidden
@@ -110,20 +111,23 @@ def prices_of(costs: dict[int, Costs], at_once: bool) -> Prices:
     return Prices(longest.verify, tuple(drafting))
 
 
+def batch_prices(drafter: Drafter, target: Target, k: int, longest: int, prompt: list[int], batch: int) -> Prices:
+    """Measured with 1 and with k tokens of the drafter, straight between them; longest: draft tokens of a lookup."""
+    trained = drafter.chain if drafter.num_steps else None
+    ends = {n: measure_costs(target, trained, n, longest, prompt, batch) for n in (1, k)}
+    each = np.interp(range(1, k + 1), [1, k], [ends[1].drafting, ends[k].drafting])
+    costs = {n: Costs(ends[k].verify, float(drafting)) for n, drafting in enumerate(each, 1)}
+    return prices_of(costs, drafter.chain.at_once)
+
+
 def with_pace(
     cfg: DrafterConfig, drafter: Drafter, target: Target, texts: Sequence[Text], batches: Iterable[Batch],
     costs: dict[int, Costs], rule: Lookup | None, fixed: Forecast,
 ) -> tuple[DrafterConfig, dict[str, Any]]:  # fmt: skip
     """(cfg with what the rule needs, and with drafter.adaptive=auto on or off; what was forecast): num_spec_tokens is
     the longest of `costs` where that is faster. fixed: what drafts of cfg.num_spec_tokens are forecast to reach."""
-    trained = drafter.chain
-    told = said(trained, target, batches) if trained.num_steps else {}
-    chances = {name: one.chances() for name, one in told.items()}
-    chances |= {} if rule is None else {"lookup": match_chances(texts, rule)}
-    prices = prices_of(costs, trained.at_once)
-    saved = {"1": [list(prices.verify), list(prices.draft)]}
-    cfg = replace(cfg, adaptive_chances=chances, adaptive_costs=saved)
-    tried = []
+    cfg = with_knowledge(cfg, drafter, target, texts, batches, costs, rule)
+    trained, tried = drafter.chain, list[tuple[Forecast, float, int]]()
     for k in sorted({cfg.num_spec_tokens, max(costs)} if cfg.tune_length else {cfg.num_spec_tokens}):
         sure = [confidences(trained, target, t.record, k) if trained.num_steps else None for t in texts]
         tried += [(found, rate, k) for found, rate in _by_rate(Adaptive.of(cfg), texts, sure, k, rule)]
@@ -135,6 +139,23 @@ def with_pace(
     }  # fmt: skip
     longest = k if on else cfg.num_spec_tokens
     return replace(cfg, adaptive="on" if on else "off", adaptive_rate=rate, num_spec_tokens=longest), figures
+
+
+def with_knowledge(
+    cfg: DrafterConfig, drafter: Drafter, target: Target, texts: Sequence[Text], batches: Iterable[Batch],
+    costs: dict[int, Costs], rule: Lookup | None,
+) -> DrafterConfig:  # fmt: skip
+    """cfg with the chances of draft tokens and the costs of rounds, of batches other than 1 measured here."""
+    trained = drafter.chain
+    told = said(trained, target, batches) if trained.num_steps else {}
+    chances = {name: one.chances() for name, one in told.items()}
+    chances |= {} if rule is None else {"lookup": match_chances(texts, rule)}
+    prices = {1: prices_of(costs, trained.at_once)}
+    prompt = max((t.record for t in texts), key=lambda record: len(record.tokens)).prompt
+    for batch in sorted({*cfg.adaptive_batches} - {1}):
+        prices[batch] = batch_prices(drafter, target, max(costs), len(prices[1].verify) - 1, prompt, batch)
+    saved = {str(batch): [list(found.verify), list(found.draft)] for batch, found in prices.items()}
+    return replace(cfg, adaptive_chances=chances, adaptive_costs=saved)
 
 
 def _by_rate(

@@ -223,7 +223,8 @@ class Chain:
     """Collects the steps of a chain into a Draft. pace: when it ends before all steps are made."""
 
     def __init__(self, draft_ids: Tensor | None, vocab_size: int, kind: str, pace: Pace | None = None) -> None:
-        self.draft_ids, self.vocab_size, self.kind, self.pace = draft_ids, vocab_size, kind, pace
+        self.draft_ids, self.vocab_size, self.kind = draft_ids, vocab_size, kind
+        self.pace = pace if pace is not None and pace.reads else None  # nobody asks what is only heard
         self.tokens: list[Tensor] = []
         self.probs: list[Tensor] = []
         self.logits: list[Tensor] = []

@@ -100,7 +100,7 @@ class BlockDrafter(Drafter):
         logits = self.readout(hidden)
         chain = Chain(self.draft_ids, self.target.vocab_size, self.kind, ctx.pace)
         previous, chances = ctx.last, []
-        asked = self.confidence_head is not None and (self.min_confidence > 0 or ctx.pace is not None)
+        asked = self.confidence_head is not None and (self.min_confidence > 0 or chain.pace is not None)
         for step in range(hidden.shape[1]):
             if chain.ended:
                 break

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from drafting import make_drafter, make_target
 import eval.measure
 from conf.schema import EarlyExitConfig, LmConfig, NgramConfig, Rule, TargetConfig
 from eval.measure import Contest, before_training
-from eval.report import SWEEP, TOKEN_RULE
+from eval.records import PromptRecord
+from eval.report import PACED, SWEEP, TOKEN_RULE, own_replay
+from inference.adaptive import Adaptive, Chances
 from inference.decode import Decoder, Request
 from inference.drafters import Drafter, build
 from inference.load import load_target
@@ -55,3 +58,25 @@ def test_one_forward_of_the_drafter_serves_both_rules(monkeypatch: pytest.Monkey
     one = replace(record, tokens=record.tokens[:1])
     short = contest.replays(one, sampling, 0, contest.reading(one, sampling))
     assert short[TOKEN_RULE].shape == (0, 3) and len(read) == 2
+
+
+@pytest.mark.parametrize("kind, lookup", [("medusa", {}), ("hydra", {"lookup": True, "min_match": 1}), ("ngram", {})])
+def test_drafts_that_end_early_are_replayed_as_they_were(kind: str, lookup: dict[str, Any]) -> None:
+    target = make_target()
+    drafter = make_drafter(kind, target, **lookup)
+    whole = Contest(target, drafter, None, 3, {})
+    drafter.adaptive = Adaptive(Chances(0.4), Chances(0.4), Chances(0.4), rate=2.0)
+    differ = False
+    for prompt in ([5, 9, 11, 5, 9, 11, 5, 9], [40, 3, 40, 3, 40]):
+        (plain,) = Decoder(target, keep_hidden=True).run([Request(prompt, max_new_tokens=30)])
+        (ours,) = Decoder(target, drafter).run([plain.request])
+        record = record_of(plain)
+        kept = whole.replays(record, Sampling(), 0, whole.reading(record, Sampling()))
+        assert [r.emitted for r in kept[PACED]] == [r.emitted for r in ours.rounds]
+        told = PromptRecord("s", 0.0, "k", "c", 0, prompt, plain.tokens, 1.0, ours.tokens, 1.0, ours.rounds, kept)
+        assert own_replay(told, 3) is kept[PACED]
+        differ |= kept[PACED] != kept[f"{SWEEP}3"]
+        assert own_replay(replace(told, replays={f"{SWEEP}3": []}), 3) == []
+    assert differ
+    drafter.adaptive = None
+    assert PACED not in whole.replays(record, Sampling(), 0, whole.reading(record, Sampling()))

@@ -28,7 +28,7 @@ def test_verification_and_drafting_are_told_apart(monkeypatch: pytest.MonkeyPatc
     seconds = {0: 2.0, 1: 2.1, 2: 2.0, 4: 3.0, 6: 4.0}  # of two tokens less than of one: noise
     target, heads = make_target(), make_drafter("hydra", make_target())
 
-    def timed(_: Target, drafter: Drafter | None, k: int, __: list[int]) -> list[float]:
+    def timed(_: Target, drafter: Drafter | None, k: int, *__: object) -> list[float]:
         return [3.5, 3.5, 99.0] if drafter is heads else [seconds[k], seconds[k], 99.0]
 
     monkeypatch.setattr(costs, "round_seconds", timed)
