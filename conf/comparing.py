@@ -9,6 +9,7 @@ from .units import parse_seconds
 KINDS = (
     "ngram", "suffix", "medusa", "hydra", "eagle3", "block", "early_exit", "jump", "lm", "hybrid", "hybrid_suffix",
 )  # fmt: skip
+ECONOMIZE = ("medusa", "eagle3", "jump", "lookup")
 
 
 @dataclass
@@ -55,15 +56,22 @@ def _require_seeds(seeds: list[int], key: str) -> None:
 
 @dataclass
 class PeerSettings:
-    """Other people's trainers beside ours: the same rows, batches, steps and vocabulary, each by its own recipe."""
+    """Other people's trainers beside ours: the same rows, batches, steps and vocabulary, each by its own recipe; then
+    the same time of training, each decoded with by its own loop."""
 
     kinds: list[str] = field(default_factory=lambda: ["eagle3", "hydra"])  # experiment=, ours
-    speculators: bool = True  # its EAGLE-3; in an environment of its own, .venv-peers, made when it is not there (3 GB)
+    speculators: bool = True  # its EAGLE-3; peers are in an environment of their own, .venv-peers (3 GB)
     steps: int = 400  # of the optimiser
     batch_tokens: int = 384  # response positions a step, padding included
     num_spec_tokens: int = 4
+    economize: list[str] = field(default_factory=lambda: list(ECONOMIZE))  # its kinds, ours of the same kinds beside
+    train_time: str = "3min"  # of each of those and of ours beside it
 
     def __post_init__(self) -> None:
-        require(len(self.kinds) > 0, "peers.kinds", self.kinds, "at least one of --help's experiments")
+        known = set(self.economize) <= set(ECONOMIZE)
+        require(known, "peers.economize", self.economize, f"a list of {', '.join(ECONOMIZE)}")
+        parse_seconds(self.train_time, "peers.train_time")
+        some = len(self.kinds) > 0 or not self.speculators
+        require(some, "peers.kinds", self.kinds, "at least one of --help's experiments, for speculators to be beside")
         for key, least in (("steps", 1), ("batch_tokens", 2), ("num_spec_tokens", 1)):
             require(getattr(self, key) >= least, f"peers.{key}", getattr(self, key), f">= {least}")

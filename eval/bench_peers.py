@@ -7,7 +7,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -17,9 +16,6 @@ from conf.errors import ConfigError, UserError
 from conf.paths import machine, read_json, record, versions, write_json
 from conf.schema import PeersConfig
 from data.files import lock_folder
-from data.identity import store_identity
-from data.store import Store
-from data.subset import limited
 from inference.artifact import load_drafter
 from inference.load import load_target
 from inference.target import Target
@@ -27,13 +23,15 @@ from inference.target import Target
 from . import peer_speculators
 from .against import with_interval
 from .bench_drafters import store_facts
+from .environments import PEERS
 from .job_plan import Job, Plan
 from .jobs import collect, run_one
-from .peer_figures import Entrant, accepted_over, replay_all, row_of
+from .peer_figures import OURS, Entrant, accepted_over, replay_all, row_of
+from .peer_timed import show_timed, timed, told
 from .report import finite
 from .written import written_texts
 
-NAME, OURS = "bench_peers.json", "draftsmith"
+NAME = "bench_peers.json"
 TOLD = ("steps", "tokens", "tokens_per_s", "parameters")  # of a training
 # The same steps for all, and of ours the last ones too, though an earlier checkpoint may be better.
 SAME = ("checkpoint.validations=1", "optim.accumulate=1", "launcher.num_processes=1")
@@ -47,19 +45,20 @@ def run(cfg: PeersConfig, overrides: Sequence[str]) -> None:
         raise ConfigError("drafter is not an option here: name kinds, as in peers.kinds=[eagle3,hydra]")
     plan = Plan.of(cfg, overrides, "peers", "peers", *SAME)
     record(cfg, plan.folder)
-    python = peer_speculators.ENVIRONMENT.python() if cfg.peers.speculators else None
+    python = PEERS.python() if cfg.peers.speculators or cfg.peers.economize else None
     jobs, failed = list(our_jobs(cfg, plan)), dict[str, str]()
     with lock_folder(plan.folder, "comparison"):
         collect(plan)
         entrants = [trained(job) for job in jobs]
         target = load_target(cfg.target)
-        if python is not None:
+        if python is not None and cfg.peers.speculators:
             theirs = of_speculators(plan, jobs[0], entrants[0], target, python)
             if isinstance(theirs, Entrant):
                 entrants.append(theirs)
             else:
                 failed[peer_speculators.NAME] = theirs
-        figures = finite(compared(cfg, plan, target, entrants) | {"failed": failed})
+        rows = [] if python is None else list(timed(cfg, plan, target, python))
+        figures = finite(compared(cfg, plan, target, entrants) | {"timed": rows, "failed": failed})
     show(figures)
     write_json(plan.folder / NAME, figures)
     print(plan.folder / NAME)
@@ -89,10 +88,8 @@ def of_speculators(plan: Plan, job: Job, ours: Entrant, target: Target, python: 
     """Its EAGLE-3 of the batches and over the vocabulary of one of ours, or why there is none."""
     name = peer_speculators.NAME
     print(f"== {name}: eagle3", flush=True)
-    data, folder = job.cfg.data, plan.folder / "drafters" / f"{name}-eagle3"
-    identity = store_identity(target.identity, data.features.value, target.hidden_size)
-    store = limited(Store.open(plan.store, identity), data.use_tokens, data.categories)
-    ids: torch.Tensor | None = load_drafter(ours.folder, target)[0].draft_ids
+    folder = plan.folder / "drafters" / f"{name}-eagle3"
+    store, ids = plan.rows(job.cfg, target), load_drafter(ours.folder, target)[0].draft_ids
     answer = peer_speculators.train(job.cfg, target, store, None if ids is None else ids.tolist(), folder, python)
     if "why" in answer:
         return f"{answer['why']}; see {folder / name}.log"
@@ -102,10 +99,10 @@ def of_speculators(plan: Plan, job: Job, ours: Entrant, target: Target, python: 
 
 def compared(cfg: PeersConfig, plan: Plan, target: Target, entrants: Sequence[Entrant]) -> dict[str, Any]:
     """bench_peers.json: rows, what each of ours has accepted over each of theirs, and what they have in common."""
-    texts = written_texts(replace(cfg, bench=replace(cfg.bench, texts=str(plan.folder / "texts.jsonl"))), target)
     k, draws = cfg.peers.num_spec_tokens, cfg.bench.bootstrap
-    entries = replay_all(cfg, target, entrants, texts, k, plan.folder)
-    ours, theirs = ([one for one in entrants if (one.by == OURS) == own] for own in (True, False))
+    asked = replace(cfg, bench=replace(cfg.bench, texts=str(plan.folder / "texts.jsonl")))
+    entries = replay_all(cfg, target, entrants, written_texts(asked, target), k, plan.folder) if entrants else []
+    ours, theirs = ([one for one in entrants if (one.peer == OURS) == own] for own in (True, False))
     pairs = [(one, other) for other in theirs for one in ours]
     return {
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -124,7 +121,9 @@ def protocol(cfg: PeersConfig, texts: int) -> str:
         f"objective, optimiser and schedule, and its last weights were taken. Tokens a round (bonus included) at "
         f"{cfg.peers.num_spec_tokens} draft tokens are replayed on {texts} texts that the target wrote once "
         f"({cfg.bench.max_new_tokens} new tokens); lengths are plain means over categories, 95% intervals bootstraps "
-        "over prompts, of ratios paired."
+        "over prompts, of ratios paired. `timed`: ours and economize's of the same kind, trained for "
+        f"{cfg.peers.train_time} on the same batches, decode the same prompts greedily at batch 1 by their own loops, "
+        "plain and speculative runs in turn, draft lengths chosen on other prompts."
     )
 
 
@@ -135,7 +134,7 @@ COLUMNS = (
 
 
 def show(figures: Mapping[str, Any], console: Console | None = None) -> None:
-    """One table, then who accepts how much more than whom, and which peer failed."""
+    """One table, then who accepts how much more than whom, then what they decode in a second, and which peer failed."""
     console = console or Console()
     if not console.is_terminal:
         console.width = 160
@@ -144,8 +143,9 @@ def show(figures: Mapping[str, Any], console: Console | None = None) -> None:
         table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
     for row in figures["rows"]:
         counts = [f"{row[key]:,.0f}" for key in TOLD]
-        table.add_row(row["by"], row["kind"], *counts, *(with_interval(row, f"tau_{t}", ".3f") for t in ("t0", "t1")))
+        table.add_row(row["peer"], row["kind"], *counts, *(with_interval(row, f"tau_{t}", ".3f") for t in ("t0", "t1")))
     console.print(table)
+    show_timed(figures["timed"], console)
     for line in lines(figures):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -158,6 +158,7 @@ def lines(figures: Mapping[str, Any]) -> list[str]:
         over = f"{one['over']}'s {one['over_kind']}"
         ratio = with_interval(one, "accepted_ratio", ".2f")
         out.append(f"our {one['kind']} has {ratio} times the accepted tokens a round of {over} ({where})")
+    out += [line for row in figures["timed"] if (line := told(row))]
     return out + [f"{name} has no drafter: {why}" for name, why in figures["failed"].items()]
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from conf.errors import UserError
-from conf.paths import read_json, write_json
+from conf.paths import ROOT, read_json, write_json
 
 NAMED = re.compile(r"(\(.*\)\s*)?(\[.*\]:?\s*)?(\w+\.)*\w*(Error|Exception)\b", re.IGNORECASE)
 
@@ -54,6 +54,11 @@ class Environment:
             why = last_error(done.stdout + done.stderr)
             what = f"{self.name} could not be installed into {self.folder.name} ({why})"
             raise UserError(f"{what}; mend that, or leave {self.without}")
+
+
+PEERS = Environment(
+    "the peers", ROOT / ".venv-peers", ROOT / "constraints-peers.txt", "peers.speculators=false peers.economize=[]"
+)
 
 
 def run_job(

@@ -12,6 +12,10 @@ from conf.paths import run_dir
 from conf.schema import RunConfig
 from conf.units import parse_seconds
 from data.hub import find_store
+from data.identity import store_identity
+from data.store import Store
+from data.subset import limited
+from inference.target import Target
 
 EVALUATION_SECONDS = 150.0  # that the first one is expected to take
 
@@ -72,6 +76,11 @@ class Plan:
         store = find_store(cfg.data.store).resolve() if cfg.data.store else folder / "store"
         experiments = [name.strip() for name in named if name.strip() not in ("", "null")]
         return cls(folder, store, shared, experiments, cfg.seed)
+
+    def rows(self, cfg: RunConfig, target: Target) -> Store:
+        """What a job with these settings learns from. Raises UserError naming what differs."""
+        identity = store_identity(target.identity, cfg.data.features.value, target.hidden_size)
+        return limited(Store.open(self.store, identity), cfg.data.use_tokens, cfg.data.categories)
 
     def overrides(self, presets: Sequence[str], *more: str) -> list[str]:
         """Of a stage, with presets beneath the user's experiments."""

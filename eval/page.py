@@ -31,7 +31,8 @@ td:first-child,th:first-child,.facts td,.facts th{text-align:left;padding-left:0
 .panels{display:flex;flex-wrap:wrap;gap:.6em}.panels img{flex:0 1 460px;min-width:0;width:100%;max-width:460px}
 img{max-width:100%;height:auto}
 .heats{display:flex;flex-wrap:wrap;gap:0 2.5em}.heats h3{margin-bottom:0}
-.heat td,.heat th{text-align:center;padding:.25em .6em;print-color-adjust:exact}.heat td[rowspan]{padding-left:0}
+.heat td,.heat th{text-align:center;padding:.25em .6em;print-color-adjust:exact}
+.heat td[rowspan],.heat th:first-child{padding-left:0;text-align:left}
 summary{cursor:pointer;margin:.4em 0}
 pre{white-space:pre-wrap;overflow-wrap:anywhere;background:#f7f8fa;padding:1em;border-radius:6px}
 pre.trace{line-height:1.8}

@@ -18,12 +18,14 @@ from .replayed import FILE, WHOLE, Contender, Replayed, length_figures, pairs_of
 from .subject import contents
 from .written import WrittenText
 
+OURS = "draftsmith"  # among the peers
+
 
 @dataclass(frozen=True)
 class Entrant:
-    """A drafter of the comparison. by: who trained it; training: steps, tokens, tokens_per_s, parameters."""
+    """A drafter of the comparison. peer: who trained it; training: steps, tokens, tokens_per_s, parameters."""
 
-    by: str
+    peer: str
     kind: str
     folder: Path
     training: Mapping[str, Any]
@@ -31,7 +33,7 @@ class Entrant:
     @property
     def name(self) -> str:
         """Its own among all."""
-        return f"{self.by}-{self.kind}"
+        return f"{self.peer}-{self.kind}"
 
     @property
     def prefix(self) -> str:
@@ -71,7 +73,7 @@ def row_of(one: Entrant, entries: Sequence[Replayed], k: int, draws: int, seed: 
             f"tau_{t}_by_length": [found[n]["mean_acceptance_length"] for n in lengths],
         })  # fmt: skip
     first: dict[str, Any] = next(iter(sets.values()))
-    return {"by": one.by, "kind": one.kind, **one.training, **first, "sets": sets}
+    return {"peer": one.peer, "kind": one.kind, **one.training, **first, "sets": sets}
 
 
 def _lengths(entry: Replayed, one: Entrant) -> list[int]:
@@ -93,7 +95,7 @@ def accepted_over(
             ratios[n] = accepted_ratio(ours, theirs, draws, seed)
         ratio, bounds = ratios[min(k, lengths[-1])]
         out.append({
-            "kind": one.kind, "by": one.by, "over_kind": other.kind, "over": other.by, "set": name,
+            "kind": one.kind, "peer": one.peer, "over_kind": other.kind, "over": other.peer, "set": name,
             "temperature": temperature, "num_spec_tokens": min(k, lengths[-1]), "accepted_ratio": ratio,
             "accepted_ratio_ci95": bounds, "accepted_ratio_by_length": [ratios[n][0] for n in lengths],
         })  # fmt: skip

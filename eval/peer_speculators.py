@@ -13,7 +13,6 @@ import torch
 
 from conf.digest import file_digest
 from conf.errors import UserError
-from conf.paths import ROOT
 from conf.schema import RunConfig
 from data.batches import Entry
 from data.loader import Loader
@@ -23,10 +22,9 @@ from inference.drafters.eagle3_model import taps_of
 from inference.load import resolve
 from inference.target import Target
 
-from .environments import Environment, run_job
+from .environments import PEERS, run_job
 
 NAME = "speculators"
-ENVIRONMENT = Environment("the peers", ROOT / ".venv-peers", ROOT / "constraints-peers.txt", "peers.speculators=false")
 JOB = Path(__file__).with_name("speculators_job.py")
 SETTINGS = {"HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "TOKENIZERS_PARALLELISM": "false"}
 # Its defaults but for what a CPU has not (its fused losses, flex attention and bfloat16 are for GPUs), and for the
@@ -70,7 +68,7 @@ def job_of(
         "flags": [*flags, "--seed", str(cfg.seed), "--save-path", str(folder)], "threads": torch.get_num_threads(),
         "draft_ids": None if ids is None else list(ids), "rows": [row_of(store, cache, row) for row in rows],
         "steps": steps, "folder": str(folder), "target": target.identity.get("weights_digest"),
-        "pins": file_digest(ENVIRONMENT.pins),
+        "pins": file_digest(PEERS.pins),
     }  # fmt: skip
 
 

@@ -227,7 +227,7 @@ def summary(sweep: Sweep, budget: Budget) -> dict[str, Any]:
 
 def forecast_cell(cell: dict[str, Any]) -> dict[str, Any]:
     """Predicted beside measured, as in an evaluation's forecast."""
-    kept = ("drafter", "temperature", "num_spec_tokens", "batch", "context", "predicted", "error")
+    kept = ("drafter", "temperature", "num_spec_tokens", "batch", "context", "predicted", "error", "error_ci95")
     return {**{key: cell[key] for key in kept}, "measured": cell["speedup"]}
 
 

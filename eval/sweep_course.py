@@ -55,12 +55,14 @@ class Course:
 
     def go_on(self, cells: Sequence[Cell]) -> None:
         """One after the other; those that time does not allow any more are left out too."""
+        late = list[Cell]()
         for number, cell in enumerate(cells):
             if self.budget.allows(self.likely(cell)):
                 self._run(cell, cells[number + 1 :])
             else:
                 self.total -= 1
-                self._leave_out([cell])
+                late.append(cell)
+        self._leave_out(late)
 
     def repeat(self, cells: Sequence[Cell], finished: Callable[[Cell], bool]) -> None:
         """Measure cells again, each in turn, until they are finished or time is up."""

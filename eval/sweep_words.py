@@ -56,7 +56,8 @@ def _helps(best: Sequence[CellFigures], good: Sequence[CellFigures]) -> str:
 
 def _ends(best: Sequence[CellFigures]) -> list[str]:
     groups: dict[tuple[str, str], list[CellFigures]] = {}
-    for cell in best:
+    drafters = list(dict.fromkeys(cell["drafter"] for cell in best))
+    for cell in sorted(best, key=lambda cell: drafters.index(cell["drafter"])):
         groups.setdefault((cell["drafter"] if several(best) else "", _where(cell)), []).append(cell)
     return [
         f"{called(drafter)}{', ' if drafter else ''}{where} {end}"

@@ -234,6 +234,7 @@ def test_generating_has_its_own_keys(override: str, line: str) -> None:
     ("bench_curve", "curve.times=[3]", "curve.times = '3' is not allowed; allowed: a time above 0"),
     ("bench_curve", "curve.reach=[1.0]", "curve.reach = [1.0] is not allowed; allowed: tokens a round above 1"),
     ("bench_peers", "peers.kinds=[]", "peers.kinds = [] is not allowed; allowed: at least one"),
+    ("bench_peers", "peers.economize=[ngram]", "peers.economize = ['ngram'] is not allowed; allowed: a list of medusa"),
     ("bench_peers", "peers.steps=0", "peers.steps = 0 is not allowed; allowed: >= 1"),
     ("sweep", "sweep.contexts=[shrt]", "sweep.contexts = 'shrt' is not allowed; allowed: short, or tokens such as"),
     ("sweep", "sweep.num_spec_tokens=[0]", "sweep.num_spec_tokens = [0] is not allowed; allowed: a list, each 1 to"),

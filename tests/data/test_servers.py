@@ -52,8 +52,9 @@ def target(tiny_text_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waits of milliseconds."""
+def quick(monkeypatch: pytest.MonkeyPatch, target: Target) -> None:
+    """Waits of milliseconds, and one target for all."""
+    monkeypatch.setattr(stage, "load_target", lambda cfg: target)
     monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
     monkeypatch.setattr(endpoint, "LONGEST_WAIT", 0.1)
     monkeypatch.setattr(servers, "POLL", 0.01)

@@ -18,7 +18,7 @@ from data.rows import Row
 from data.store import Store
 from eval import jobs, peer_speculators
 from eval.bench_peers import run
-from eval.environments import Environment
+from eval.environments import PEERS, Environment
 from eval.peer_figures import accepted_ratio
 from eval.speculators_job import sample, vocabulary
 from inference import layouts
@@ -139,8 +139,8 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 SMALL = [
     "experiment=tiny", "tracking.wandb=off", "peers.steps=3", "peers.batch_tokens=200", "peers.num_spec_tokens=2",
-    "data.response_tokens=600", "data.features=cache", "checkpoint.choose_prompts=3", "bench.max_new_tokens=12",
-    "bench.replayed_prompts=7", "bench.bootstrap=50",
+    "peers.economize=[]", "data.response_tokens=600", "data.features=cache", "checkpoint.choose_prompts=3",
+    "bench.max_new_tokens=12", "bench.replayed_prompts=7", "bench.bootstrap=50",
 ]  # fmt: skip
 
 
@@ -177,7 +177,7 @@ def test_drafters_of_both_trainers_are_rows_of_one_table(
     monkeypatch.setattr(peer_speculators, "run_job", stand_in)
     figures = bench(tmp_path, deep)
     said = capsys.readouterr().out
-    rows = {(row["by"], row["kind"]): row for row in figures["rows"]}
+    rows = {(row["peer"], row["kind"]): row for row in figures["rows"]}
     assert list(rows) == [("draftsmith", "eagle3"), ("draftsmith", "hydra"), ("speculators 9.9", "eagle3")]
     assert {row["steps"] for row in rows.values()} == {3} and rows["speculators 9.9", "eagle3"]["tokens_per_s"] == 35
     for row in rows.values():
@@ -214,12 +214,12 @@ def test_kinds_that_learn_nothing_are_refused(tmp_path: Path, deep: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not peer_speculators.ENVIRONMENT.ready, reason="make bench-peers makes .venv-peers")
+@pytest.mark.skipif(not PEERS.ready, reason="make bench-peers makes .venv-peers")
 def test_the_peer_itself_trains_what_we_can_load(
     tmp_path: Path, deep: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "run_stage", in_process)
     figures = bench(tmp_path, deep, "peers.kinds=[hydra]")
     theirs = figures["rows"][1]
-    assert theirs["by"].startswith("speculators 0.9") and theirs["steps"] == 3, figures["failed"]
+    assert theirs["peer"].startswith("speculators 0.9") and theirs["steps"] == 3, figures["failed"]
     assert theirs["parameters"] > 1000 and theirs["tokens"] == figures["rows"][0]["tokens"]

