@@ -134,6 +134,7 @@ def filled_cache(target: Target, batch: int, context: int, room: int) -> SlotCac
     """Rows of about `context` cached zeros, of slightly different length as in a real batch, with `room` for more."""
     cache = target.new_cache(batch, context + room)
     target.forward(torch.zeros(batch, 1, dtype=torch.int64, device=target.device), cache)
+    cache.advance([1] * batch)
     cache.lengths = [max(1, context - row % 4) for row in range(batch)]
     return cache
 

@@ -2,7 +2,8 @@
 
 Every row appends at its own length; a rollback only changes numbers. Slot = position for a chain, so the mask
 of a query is "slots up to its own position"; stale slots beyond it are never seen, then overwritten. The nodes of a
-tree lie in the slots behind the text in order, until `keep` leaves one path of them.
+tree lie in the slots behind the text in order, until `keep` leaves one path of them. Recurrent layers (recurrent.py)
+keep a state instead, which follows `advance`: such rows can't be shortened, but to nothing.
 """
 
 import weakref
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
+
+from .recurrent import State, StateLayer, States
+from .traits import BOTH, STATE_TYPES
 
 GROWTH = 256  # slots are allocated in multiples of this, a short cache's in quarters of it
 
@@ -68,23 +72,50 @@ class SlotLayer(CacheLayerMixin):
         return -1
 
 
-class SlotCache(Cache):
-    """Rows of different length in one batch. `lengths[b]` slots of row b hold valid keys and values."""
+class SlotStateLayer(SlotLayer, StateLayer):
+    """A layer with attention and a recurrent mixer."""
 
-    def __init__(self, num_layers: int, batch: int, slots: int = GROWTH) -> None:
+    def __init__(self, cache: "SlotCache") -> None:
+        SlotLayer.__init__(self, cache)
+        StateLayer.__init__(self)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Keys and values come by place, states by name, as transformers tells them apart."""
+        if args:
+            SlotLayer.lazy_initialization(self, *args)
+        else:
+            StateLayer.lazy_initialization(self, **kwargs)
+
+
+class SlotCache(Cache):
+    """Rows of different length in one batch. `lengths[b]` slots of row b hold valid keys and values.
+
+    types: of the layers, as configurations name them, where some are recurrent; () for none.
+    """
+
+    def __init__(self, num_layers: int, batch: int, slots: int = GROWTH, types: Sequence[str] = ()) -> None:
         self.batch, self.slots = batch, _round_up(slots)
         self.lengths = [0] * batch
         self.view = 0
         self._index: tuple[Tensor, Tensor] | None = None
         self._span = (0, 0)
-        self.slot_layers = [SlotLayer(self) for _ in range(num_layers)]
-        super().__init__(layers=list(self.slot_layers))
+        layers = [self._layer(kind) for kind in types or [""] * num_layers]
+        self.slot_layers = [layer for layer in layers if isinstance(layer, SlotLayer)]
+        states = {index: layer for index, layer in enumerate(layers) if isinstance(layer, StateLayer)}
+        self.states = States(states, num_layers)
+        super().__init__(layers=list(layers))
+
+    def _layer(self, kind: str) -> SlotLayer | StateLayer:
+        if kind in STATE_TYPES:
+            return StateLayer()
+        return SlotStateLayer(self) if kind == BOTH else SlotLayer(self)
 
     def begin(self, n: int, device: torch.device) -> Tensor:
         """Prepare a forward over n new tokens a row; returns their positions (= slots) [B, n]."""
         self.view = max(self.lengths) + n
         if self.view > self.slots:
             self._grow(_round_up(self.view))
+        self.states.begin(self.lengths, n)
         lengths = torch.tensor(self.lengths, device=device)
         positions = lengths[:, None] + torch.arange(n, device=device)
         even = min(self.lengths) == max(self.lengths)
@@ -114,6 +145,8 @@ class SlotCache(Cache):
 
     def advance(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] of the tokens just written in row b; the rest is stale at once."""
+        if self.states.layers:
+            self.states.advance(counts)
         self.lengths = [length + n for length, n in zip(self.lengths, counts, strict=True)]
 
     @torch.inference_mode()
@@ -131,17 +164,32 @@ class SlotCache(Cache):
         self.advance([len(kept) for kept in slots])
 
     def rollback(self, lengths: Sequence[int]) -> None:
-        """Shorten rows to `lengths`. Only numbers change. Raises ValueError if a row would grow."""
+        """Shorten rows to `lengths`. Only numbers change. Raises ValueError if a row would grow, and for recurrent
+        layers if one would be shortened to more than nothing."""
         if any(new > old for new, old in zip(lengths, self.lengths, strict=True)):
             raise ValueError(f"rollback can only shorten rows: {self.lengths} to {list(lengths)}")
+        if self.states.layers and any(0 < new < old for new, old in zip(lengths, self.lengths, strict=True)):
+            raise ValueError(f"recurrent layers can't be rolled back: {self.lengths} to {list(lengths)}")
         self.lengths = list(lengths)
+
+    def mark(self) -> tuple[list[int], list[State]]:
+        """Where the rows are now, for `restore`."""
+        return list(self.lengths), self.states.settled()
+
+    def restore(self, mark: tuple[list[int], list[State]]) -> None:
+        """Shorten the rows, which are the same still, to where they were at `mark`."""
+        self.lengths = list(mark[0])
+        self.states.restore(mark[1])
 
     def adopt(self, rows: Sequence[int], other: "SlotCache") -> None:
         """Replace `rows` by the rows of `other` (in order): how a prefilled request enters a running batch. A single
         row of `other` enters all of them."""
         if other.view > self.slots:
             self._grow(_round_up(other.view))
+        self.states.adopt(rows, other.states, self.batch)
         for mine, theirs in zip(self.slot_layers, other.slot_layers, strict=True):
+            if not theirs.is_initialized:
+                continue  # a layer that is neither attention nor recurrent
             if not mine.is_initialized:
                 mine.lazy_initialization(*theirs.buffers())
             for buffer, source in zip(mine.buffers(), theirs.buffers(), strict=True):
@@ -154,6 +202,7 @@ class SlotCache(Cache):
         """Keep only `rows`, in this order (a copy)."""
         for layer in self.slot_layers:
             layer.map_buffers(lambda buffer: buffer[list(rows)])
+        self.states.select(rows)
         self.lengths = [self.lengths[r] for r in rows]
         self.batch = len(self.lengths)
 

@@ -153,7 +153,7 @@ class _Loop:
         cache = self.cache if whole else self.target.new_cache(len(prompts), max(lengths))
         if whole:
             cache.rollback([0] * len(prompts))
-        out = self.target.forward(tokens, cache, self.taps)
+        out = self.target.forward(tokens, cache, self.taps, None, lengths)
         cache.advance(lengths)
         if not whole:
             self.cache.adopt(at, cache)

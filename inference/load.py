@@ -11,19 +11,28 @@ from torch import nn
 from conf.digest import digest_of
 from conf.errors import UserError, require
 from conf.paths import cache_folder
-from conf.schema import BlockConfig, Eagle3Config, HydraConfig, LmConfig, RunConfig, TargetConfig
+from conf.schema import (
+    BlockConfig,
+    Eagle3Config,
+    EarlyExitConfig,
+    HydraConfig,
+    JumpConfig,
+    LmConfig,
+    RunConfig,
+    TargetConfig,
+)
 
-from .drafters import check_block, check_tokenizer, needs_vocab
+from .drafters import check_block, check_tokenizer, check_tree, needs_vocab
 from .drafters.eagle3_model import taps_of
 from .drafters.hydra_prefix import prefix_taps
 from .drafters.ranges import check_layers
 from .embedded import checked_weights, embedded_target
 from .fused import can_fuse, fuse
 from .stock import first_line, read_config, read_model
-from .target import Target
+from .target import Target, no_ranges
 from .text import Text
 from .tiny import make_tiny_target
-from .traits import UNFIT, context_of, layer_windows
+from .traits import BOTH, SLOT_TYPES, context_of, layer_windows, state_types, unfit
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,7 +50,7 @@ def resolve(target_id: str) -> str:
 def load_target(cfg: TargetConfig) -> Target:
     """Load, check and (on a CPU in float32, unless target.kernel=off) swap in the own kernel.
 
-    Raises UserError: not found, not a decoder-only causal LM, recurrent layers, no tokenizer files, a device that
+    Raises UserError: not found, not a decoder-only causal LM, recurrent throughout, no tokenizer files, a device that
     isn't there. All but damaged weights are found out before the weights load.
     """
     where = resolve(cfg.id)
@@ -100,6 +109,10 @@ def precheck(cfg: RunConfig) -> None:
     name, wanted, size, layers = cfg.target.id, needs_vocab(cfg.drafter), config.vocab_size, config.num_hidden_layers
     require(wanted <= size, "drafter.draft_vocab_size", wanted, f"0 (full) to {size}, the vocabulary of {name}")
     check_layers(cfg.drafter, layers, name)
+    check_tree(cfg.drafter, config, f"target {name}")
+    searches = isinstance(cfg.drafter, LmConfig) and cfg.drafter.searches
+    if state_types(config) and (searches or isinstance(cfg.drafter, EarlyExitConfig | JumpConfig)):
+        raise UserError(no_ranges(name))
     if isinstance(cfg.drafter, Eagle3Config):
         taps_of(cfg.drafter.taps, layers, name)
     if isinstance(cfg.drafter, HydraConfig):
@@ -127,21 +140,25 @@ def check_supported(config: Any, name: str) -> None:
         raise UserError(f"{name} is an encoder-decoder model; draftsmith needs a decoder-only causal LM")
     if hasattr(config, "vision_config"):
         raise UserError(f"{name} is a vision-language model; give its text-only causal LM")
-    if _is_stateful(config):
+    reason = unfit(config)
+    if reason is not None:
+        raise UserError(f"{name} ({config.model_type}) can't be run on a cache with slots: {reason}; choose another")
+    if _is_recurrent(config):
         raise UserError(
             f"{name} ({config.model_type}) is recurrent: its state can't be rolled back after a rejected draft; "
-            "choose an attention model"
+            "choose a model with attention, in some of its layers at least"
         )
-    if config.model_type in UNFIT:
-        reason = UNFIT[config.model_type]
-        raise UserError(f"{name} ({config.model_type}) can't be run on a cache with slots: {reason}; choose another")
     layer_windows(config, name)
 
 
-def _is_stateful(config: Any) -> bool:
-    """Whether transformers marks the model as one with recurrent state; code from the hub is asked by its keys."""
+def _is_recurrent(config: Any) -> bool:
+    """Whether no layer has attention: transformers marks models with recurrent state; code from the hub is asked by
+    its keys."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
+    types = getattr(config, "layer_types", None)
+    if types is not None:
+        return bool(state_types(config)) and not (SLOT_TYPES | {BOTH}).intersection(types)
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     by_key = any(hasattr(config, key) for key in ("state_size", "ssm_cfg", "mamba_d_state", "conv_kernel"))
     return by_key or bool(getattr(model, "_is_stateful", False))

@@ -14,8 +14,9 @@ from conf.errors import UserError
 
 from .cache import SlotCache
 from .layers import LayerStack, close
+from .recurrent import Recording, find_mixers
 from .text import Text
-from .traits import context_of, layer_windows, logit_scale
+from .traits import STATE_TYPES, context_of, layer_windows, logit_scale, state_types
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class Target:
 
     Positions and a 4-D additive mask are passed in: the mask is additive in the model's dtype because a boolean
     one is silently wrong under eager attention, and a dict by layer type where the model has several types.
-    Raises UserError for models whose state cannot be rolled back (recurrent layers) or whose head is more than
-    a matrix, a scale and a soft cap.
+    Recurrent layers may stand beside attention: chains only, see recurrent.py.
+    Raises UserError for models that do not run on such a cache or whose head is more than a matrix, a scale and a
+    soft cap.
     """
 
     def __init__(self, model: "PreTrainedModel", text: Text | None, name: str, identity: dict[str, Any]) -> None:
@@ -59,7 +61,8 @@ class Target:
         self.num_layers: int = config.num_hidden_layers
         self.vocab_size: int = self.lm_head.weight.shape[0]
         self.layers = _decoder_layers(self.base, self.num_layers)
-        self.windows = layer_windows(config, f"target {name}")
+        self.windows, self.state_types = layer_windows(config, f"target {name}"), state_types(config)
+        self.mixers: list[nn.Module] = []  # of recurrent layers
         self.context = context_of(config)
         self._cache_key = _cache_keyword(self.base)
         self.logit_cap: float | None = getattr(config, "final_logit_softcapping", None)
@@ -96,29 +99,36 @@ class Target:
     @cached_property
     def stack(self) -> LayerStack:
         """Its decoder layers, to run ranges of them. Raises UserError for a model whose layers can't be."""
+        if self.state_types:
+            raise UserError(no_ranges(self.name))
         return LayerStack(self)
 
     def new_cache(self, batch: int, slots: int = 1) -> SlotCache:
         """An empty cache for `batch` rows; it grows as needed."""
-        return SlotCache(self.num_layers, batch, slots)
+        return SlotCache(self.num_layers, batch, slots, self.state_types)
 
     @torch.inference_mode()
     def forward(
-        self, tokens: Tensor, cache: SlotCache, taps: Sequence[int] = (), tree: Tree | None = None
-    ) -> Hidden:
+        self, tokens: Tensor, cache: SlotCache, taps: Sequence[int] = (), tree: Tree | None = None,
+        kept: Sequence[int] | None = None,
+    ) -> Hidden:  # fmt: skip
         """Run tokens [B,N], row b at its own length; the caller then advances the cache by what it keeps.
 
         tree: the tokens are its last N nodes, the nodes before them, if there are any, the cache's newest slots.
+        kept: by how many of its tokens each row will be advanced, where that is known: what recurrent layers read is
+        held for the others only. Raises UserError for a tree on recurrent layers.
         """
+        if tree is not None and self.state_types:
+            raise UserError(f"target {self.name}: recurrent layers can't read trees; use drafter.tree=chain")
         slots = cache.begin(tokens.shape[1], tokens.device)
         if tree is None:
             positions, masks = slots, self.masks(slots, cache.view)
         else:
             positions, masks = self._tree_masks(tree, slots, cache.view)
-        mask = masks if len(masks) > 1 else next(iter(masks.values()))
-        with _Taps(self.layers, taps) as seen:
+        partly = kept is None or set(kept) != {tokens.shape[1]}
+        with _Taps(self.layers, taps) as seen, Recording(self.mixers if partly else (), cache):
             out = self.base(
-                input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+                input_ids=tokens, attention_mask=self._given(masks), position_ids=positions, use_cache=True,
                 **{self._cache_key: cache},
             )  # fmt: skip
         return Hidden(out.last_hidden_state, seen.collect(taps, out.last_hidden_state, self.num_layers))
@@ -182,6 +192,12 @@ class Target:
             masks[kind].spans = causal_spans(positions, window)  # type: ignore[attr-defined]  # for fused.py
         return masks
 
+    def _given(self, masks: dict[str, Tensor]) -> Any:
+        """Masks as the model takes them: one, or by type, of which those for recurrent layers mask nothing."""
+        if self.state_types:
+            return dict.fromkeys(["full_attention", *sorted(STATE_TYPES)]) | masks
+        return masks if len(masks) > 1 else next(iter(masks.values()))
+
     def _tree_masks(self, tree: Tree, slots: Tensor, view: int) -> tuple[Tensor, dict[str, Tensor]]:
         """Positions [B,N] of the tree's last N nodes, which are written to slots [B,N], and their masks."""
         n, nodes = slots.shape[1], tree.depths.shape[1]
@@ -208,6 +224,9 @@ class Target:
                 reason = f"its weights are damaged, or {self.dtype} is too narrow for it"
                 raise UserError(f"target {self.name}: its logits hold NaN or Inf; {reason}")
             try:
+                if self.state_types:
+                    cache = self.new_cache(1)
+                    self.mixers = find_mixers(self.base, cache, lambda: self.forward(ids[:, :2], cache))
                 read = self.head(self.read(ids, torch.tensor([4])).last)
                 cached = self.head(self._in_two_parts(ids))
             except Exception as error:
@@ -225,6 +244,14 @@ class Target:
         self.forward(ids[:, :2].expand(2, -1), cache)
         cache.advance([2, 1])
         return self.forward(torch.cat([ids[:, 2:], ids[:, 1:3]]), cache).last
+
+
+def no_ranges(name: str) -> str:
+    """Why a target with recurrent layers can't have some drafters."""
+    return (
+        f"target {name}: layers with a recurrent state can't be run one by one, so it can't exit early, jump or have "
+        "the layers of a small LM searched (drafter.init=search); choose another drafter"
+    )
 
 
 def causal_mask(positions: Tensor, view: int, window: int | None, dtype: torch.dtype) -> Tensor:

@@ -6,16 +6,21 @@ from typing import Any
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
+    FalconH1Config,
     Gemma3TextConfig,
     GPTNeoXConfig,
+    Lfm2Config,
     LlamaConfig,
     PretrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3NextConfig,
 )
 
 KINDS = ("llama", "llama_untied", "qwen2", "qwen3", "gpt_neox", "gemma3")
+RECURRENT = ("lfm2", "qwen3_next", "bamba", "falcon_h1")  # layers with a recurrent state beside attention
 VOCAB = 128
 IDS = torch.tensor([i for i in range(VOCAB) if i % 3])  # a trimmed vocabulary
 
@@ -32,6 +37,7 @@ _SHARED: dict[str, Any] = {
     "pad_token_id": 2,
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_d_conv": 3, "mamba_chunk_size": 4, "mamba_n_groups": 2}
 
 _CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
     "llama": (LlamaConfig, {**_GROUPED, "tie_word_embeddings": True}),
@@ -50,6 +56,36 @@ _CONFIGS: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
             "initializer_range": 0.1,  # at 0.3 the scaled embeddings drown the layers
             "tie_word_embeddings": True,
         },
+    ),
+    "lfm2": (
+        Lfm2Config,
+        {
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+        },
+    ),
+    "qwen3_next": (
+        Qwen3NextConfig,
+        {
+            **_GROUPED,
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 8,
+            "linear_value_head_dim": 8,
+            "num_experts": 0,
+        },
+    ),
+    "bamba": (
+        BambaConfig,
+        {**_MAMBA, "num_key_value_heads": 2, "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    ),
+    "falcon_h1": (
+        FalconH1Config,  # attention and Mamba-2 in every layer
+        {**_MAMBA, "num_key_value_heads": 2, "num_hidden_layers": 3, "mamba_d_ssm": 64, "lm_head_multiplier": 0.5},
     ),
 }
 

@@ -1,7 +1,7 @@
 """The drafters: `build` is the only list of kinds."""
 
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,9 +23,9 @@ from conf.schema import (
 
 from ..adaptive import Adaptive
 from ..stock import read_config, read_model
-from ..target import Target
+from ..target import Target, no_ranges
 from ..text import Text, same_tokenizer
-from ..traits import CHAINS_ONLY, attention_of
+from ..traits import attention_of, chains_only
 from ..tree import Dynamic, Shape, Static
 from .base import Context, Draft, Drafter, Features
 from .block import BlockDrafter, check_block
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 __all__ = [
-    "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "adapt", "build", "check_block", "needs_vocab",
-    "reshape", "shape_of",
+    "Context", "Draft", "Drafter", "Features", "Lookup", "Pool", "adapt", "build", "check_block", "check_tree",
+    "needs_vocab", "reshape", "shape_of",
 ]  # fmt: skip
 
 
@@ -63,9 +63,12 @@ def build(
     configuration of a saved LM, whose weights are loaded next; the model it was made from is not needed then.
     pool: earlier outputs for its lookup; without one it only looks into the request.
 
-    Raises ConfigError for sizes the target doesn't have, UserError for an LM with another tokenizer.
+    Raises ConfigError for sizes the target doesn't have, UserError for an LM with another tokenizer and for what
+    recurrent layers of the target make impossible.
     """
     check_vocab(cfg, target, vocab_ids)
+    if target.state_types and isinstance(cfg, EarlyExitConfig | JumpConfig):
+        raise UserError(no_ranges(target.name))
     rule = Lookup.of(cfg)
     if isinstance(cfg, LookupConfig):
         drafter: Drafter = LookupDrafter(rule, pool)
@@ -73,6 +76,8 @@ def build(
         return drafter
     drafter = _trained_kind(cfg, target, vocab_ids, saved)
     drafter.tree_shape = shape_of(cfg, target, vocab_ids)
+    if isinstance(drafter, LmDrafter):
+        check_tree(cfg, drafter.lm.model.config, "the drafter's model")
     if cfg.lookup:
         drafter = HybridDrafter(drafter, rule, pool)
     return drafter.to(target.device, getattr(torch, cfg.dtype))
@@ -82,11 +87,9 @@ def shape_of(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Sh
     """Of its drafts; None: chains, also while a static shape is still to be chosen. Raises ConfigError for a target
     that can't read trees, and for a node with more children than there are ids to draft.
     """
+    check_tree(cfg, target.model.config, f"target {target.name}")
     if not isinstance(cfg, TreeConfig) or cfg.tree in (None, "chain"):
         return None
-    reason = CHAINS_ONLY.get(str(target.model.config.model_type))
-    if reason is not None:
-        raise ConfigError(f"drafter.tree = {cfg.tree}: target {target.name} can't read trees ({reason}); use chain")
     if cfg.tree == "dynamic":
         return Dynamic(cfg.tree_nodes, cfg.tree_top_k, cfg.tree_depth)
     most = max(map(cfg.tree_parents.count, cfg.tree_parents), default=0)
@@ -94,6 +97,13 @@ def shape_of(cfg: DrafterConfig, target: Target, vocab_ids: Tensor | None) -> Sh
     if most > width:
         raise ConfigError(f"drafter.tree_parents: a node with {most} children, but only {width} ids can be drafted")
     return Static(tuple(cfg.tree_parents)) if cfg.tree_parents else None
+
+
+def check_tree(cfg: DrafterConfig, config: Any, name: str) -> None:
+    """Raises ConfigError for a tree that a model of that configuration, called `name`, can't read."""
+    reason = chains_only(config)
+    if isinstance(cfg, TreeConfig) and cfg.tree not in (None, "chain") and reason is not None:
+        raise ConfigError(f"drafter.tree = {cfg.tree}: {name} can't read trees ({reason}); use chain")
 
 
 def reshape(drafter: Drafter, cfg: DrafterConfig, target: Target) -> None:

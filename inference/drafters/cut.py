@@ -15,7 +15,7 @@ from ..traits import experts_of
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
-NUMBERS = {"moe_layers", "mlp_only_layers"}  # what configurations call lists of layers' numbers
+NUMBERS = {"moe_layers", "mlp_only_layers", "attn_layer_indices"}  # what configurations call lists of layers' numbers
 
 
 def cut_from(target: Target, layers: Sequence[int], draft_ids: Tensor | None) -> "PreTrainedModel":

@@ -83,8 +83,11 @@ class LmDrafter(Drafter):
             draft = grow(self.tree_shape, LmBranches(self, state, hidden), k, vocabulary, sampling, generator)
             state.cache.rollback(true_lengths)
             return draft
-        chain = Chain(self.draft_ids, self.target_vocab, self.kind, ctx.pace)
+        chain, mark = Chain(self.draft_ids, self.target_vocab, self.kind, ctx.pace), state.cache.mark()
         self._chain(state, hidden, k, lambda logits: chain.step(logits, sampling, generator), lambda: chain.ended)
+        if self.lm.state_types:  # can't be rolled back to the drafts that will be accepted: it reads those again
+            state.cache.restore(mark)
+            state.drafted = [[] for _ in state.drafted]
         return chain.draft()
 
     @torch.inference_mode()
@@ -148,7 +151,10 @@ class LmDrafter(Drafter):
 
     def _catch_up(self, state: LmState, rows: Sequence[list[int]], live: Sequence[bool]) -> Tensor:
         """Roll back to what is still true, read the rest; the hidden state [B,H] after the pending token."""
-        state.cache.lengths = [state.kept(row, tokens) if live[row] else 0 for row, tokens in enumerate(rows)]
+        kept = [state.kept(row, tokens) if live[row] else 0 for row, tokens in enumerate(rows)]
+        if self.lm.state_types:
+            kept = [n if n == settled else 0 for n, settled in zip(kept, state.settled, strict=True)]
+        state.cache.lengths = kept
         behind = [len(tokens) - n for tokens, n in zip(rows, state.cache.lengths, strict=True)]
         far = [row for row, n in enumerate(behind) if live[row] and n > CATCH_UP]
         if far and len(rows) > 1:
@@ -168,13 +174,14 @@ class LmDrafter(Drafter):
             chosen = [texts[i] for i in group]
             tokens = self.readable(right_padded(chosen).to(self.lm.device))
             apart = self.lm.new_cache(len(group), tokens.shape[1])
-            self.lm.forward(tokens, apart)
-            apart.advance([len(text) for text in chosen])
+            lengths = [len(text) for text in chosen]
+            self.lm.forward(tokens, apart, (), None, lengths)
+            apart.advance(lengths)
             state.cache.adopt([rows[i] for i in group], apart)
 
     def _feed(self, state: LmState, tokens: Tensor, counts: Sequence[int]) -> Tensor:
         """Read tokens [B,N], of which counts[b] are row b's: hidden states [B,N,H]."""
-        hidden = self.lm.forward(self.readable(tokens), state.cache).last
+        hidden = self.lm.forward(self.readable(tokens), state.cache, (), None, counts).last
         state.cache.advance(counts)
         return hidden
 

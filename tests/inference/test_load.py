@@ -12,12 +12,14 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     Gemma3Config,
+    JambaConfig,
     Lfm2Config,
     LlamaConfig,
     MambaConfig,
     PretrainedConfig,
     Qwen2VLConfig,
     Qwen3NextConfig,
+    RecurrentGemmaConfig,
     T5Config,
     xLSTMConfig,
 )
@@ -29,8 +31,12 @@ from conf.schema import (
     DataConfig,
     DrafterConfig,
     Eagle3Config,
+    EarlyExitConfig,
     HydraConfig,
+    Init,
+    JumpConfig,
     LmConfig,
+    MedusaConfig,
     NgramConfig,
     RunConfig,
     TargetConfig,
@@ -54,9 +60,11 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REFUSED: list[tuple[PretrainedConfig, str]] = [
     (MambaConfig(num_hidden_layers=2), r"\(mamba\) is recurrent"),
-    (Qwen3NextConfig(num_hidden_layers=4), r"\(qwen3_next\) is recurrent"),
+    (Qwen3NextConfig(num_hidden_layers=2), r"\(qwen3_next\) is recurrent"),
     (xLSTMConfig(num_hidden_layers=2), r"\(xlstm\) is recurrent"),
-    (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "conv"),
+    (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "conv"]), r"\(lfm2\) is recurrent"),
+    (JambaConfig(num_hidden_layers=8), r"\(jamba\) can't be run on a cache with slots: its recurrent layers read"),
+    (RecurrentGemmaConfig(num_hidden_layers=3), r"\(recurrent_gemma\) can't be run on a cache with slots: its rec"),
     (LlamaConfig(num_hidden_layers=2, layer_types=["full_attention", "chunked_attention"]), "has layers of type ch"),
     (T5Config(num_layers=2), "is an encoder-decoder model"),
     (Gemma3Config(), "is a vision-language model"),
@@ -205,6 +213,26 @@ def test_the_impossible_is_refused_before_the_weights(
 ) -> None:
     with pytest.raises(UserError, match=line):
         precheck(RunConfig(target=TargetConfig(str(tiny_text_folder), **options), drafter=drafter))
+
+
+RECURRENT_PRECHECKS: list[tuple[DrafterConfig, str]] = [
+    (EarlyExitConfig(draft_vocab_size=0, exit_layer=1), "can't be run one by one, so it can't exit early, jump or"),
+    (JumpConfig(draft_vocab_size=0), "can't be run one by one, so it can't exit early, jump or"),
+    (LmConfig(init=Init.search), r"or have the layers of a small LM searched \(drafter.init=search\); choose another"),
+    (MedusaConfig(draft_vocab_size=0, tree="dynamic"), r"tree = dynamic: target .* can't read trees \(recurrent"),
+]
+
+
+@pytest.mark.parametrize("drafter, line", RECURRENT_PRECHECKS)
+@pytest.mark.usefixtures("no_weights")
+def test_what_recurrent_layers_cannot_do_is_refused_before_the_weights(
+    drafter: DrafterConfig, line: str, tmp_path: Path
+) -> None:
+    Lfm2Config(num_hidden_layers=3, layer_types=["conv", "full_attention", "conv"]).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=line) as caught:
+        precheck(RunConfig(target=TargetConfig(str(tmp_path)), drafter=drafter))
+    assert "\n" not in str(caught.value) and str(tmp_path) in str(caught.value)
+    precheck(RunConfig(target=TargetConfig(str(tmp_path)), drafter=MedusaConfig(draft_vocab_size=0)))
 
 
 @pytest.mark.usefixtures("no_weights")

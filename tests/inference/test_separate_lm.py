@@ -97,8 +97,8 @@ def test_a_model_that_cannot_draft_is_refused_before_any_weights_load(tiny_text_
     with pytest.raises(ConfigError, match=r"max_new_tokens = 101 .* together at most 300, the context of dr"):
         _precheck(short, tiny_text_folder, max_prompt_tokens=200, max_new_tokens=101)
     config = json.loads((short / "config.json").read_text())
-    (short / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention", "conv"]}))
-    with pytest.raises(UserError, match=r"drafter.model .*/short \(llama\) has layers of type conv"):
+    (short / "config.json").write_text(json.dumps({**config, "layer_types": ["full_attention", "chunked_attention"]}))
+    with pytest.raises(UserError, match=r"drafter.model .*/short \(llama\) has layers of type chunked_attention"):
         _precheck(short, tiny_text_folder)
 
 

@@ -166,8 +166,8 @@ def test_models_that_are_more_than_base_and_head_are_refused() -> None:
         Target(bloom, None, "alibi", {})
 
 
-def test_layers_that_keep_a_state_are_refused_by_type() -> None:
+def test_layers_that_slots_and_states_cannot_hold_are_refused_by_type() -> None:
     config = tiny_model("llama").config
-    config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UserError, match=r"target x \(llama\) has layers of type linear_attention, which can't be "):
+    config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(UserError, match=r"target x \(llama\) has layers of type chunked_attention, which can't be "):
         layer_windows(config, "target x")
