@@ -64,7 +64,7 @@ publish-data: install ## build a collected store's data set, with its card (REPO
 check-drafter: install ## what an engine would load of a drafter folder, and whether it drafts as it was trained to
 	$(run) eval.preflight $(value ARGS)
 
-engines: install ## exported drafters run in transformers (and vLLM: engines.vllm=true) against our own loop
+engines: install ## exported drafters run in transformers (and vLLM, llama.cpp: engines.vllm=true engines.llama_cpp=true) against our own loop
 	$(run) eval.engines_run $(value ARGS)
 
 bench: install ## measure what costs time on this machine

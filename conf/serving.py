@@ -16,11 +16,12 @@ class EngineSettings:
     transformers: bool = True
     vllm: bool = False  # in an environment of its own, .venv-vllm, made when it is not there (3 GB)
     vllm_rows: int = 1  # requests that vLLM decodes at a time
+    llama_cpp: bool = False  # in .venv-llama (a wheel of its server, 40 MB)
 
     def __post_init__(self) -> None:
         for key in ("prompts", "max_new_tokens", "vllm_rows"):
             require(getattr(self, key) >= 1, f"engines.{key}", getattr(self, key), ">= 1")
         k = self.num_spec_tokens
         require(k is None or 1 <= k <= 64, "engines.num_spec_tokens", k, "null or 1 to 64")
-        able = self.transformers or self.vllm
-        require(able, "engines.transformers", self.transformers, "true, or with engines.vllm=true")
+        able = self.transformers or self.vllm or self.llama_cpp
+        require(able, "engines.transformers", self.transformers, "true, or with another engine")

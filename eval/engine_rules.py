@@ -89,9 +89,13 @@ def transformers_rounds(
             record = Record(prompt, answer, None, limit)
         else:
             record = Record(prompt[:-1], [prompt[-1], *answer], None, limit + 1)
-        chances = None if drafter.rule else chain_chances(drafter, target, record, k, Sampling())
-        out += replay(record, k, lookup=drafter.rule, chances=chances)
+        out += _replayed(target, drafter, record, k)
     return out
+
+
+def _replayed(target: Target, drafter: Drafter, record: Record, k: int) -> list[Round]:
+    chances = None if drafter.rule else chain_chances(drafter, target, record, k, Sampling())
+    return replay(record, k, lookup=drafter.rule, chances=chances)
 
 
 def vllm_counts(rounds: Iterable[Round], k: int) -> dict[str, float]:
@@ -103,3 +107,54 @@ def vllm_counts(rounds: Iterable[Round], k: int) -> dict[str, float]:
 def length_of(emitted: Sequence[int]) -> float:
     """Tokens a round, bonus included."""
     return sum(emitted) / max(len(emitted), 1)
+
+
+class SimpleIndex(NgramIndex):
+    """llama.cpp's `ngram-simple` (common/ngram-map.cpp): the latest earlier place of the last n tokens but the text's
+    start, and the m after it that come before the last token: n or more, and none in a text of n + m + 2 or less."""
+
+    def __init__(self, n: int, m: int) -> None:
+        super().__init__(n, n)
+        self.size, self.most = n, m
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens. An n-gram is indexed once two tokens follow it."""
+        before = max(len(self.tokens) - 1, self.size)
+        self.tokens += tokens
+        for end in range(before, len(self.tokens) - 1):
+            self._ends[tuple(self.tokens[end - self.size : end])] = end
+
+    def match(self, longest: int, k: int) -> Match:
+        """As its base's, without a copy of what it copied."""
+        n, text = self.size, self.tokens
+        if len(text) <= n + self.most + 2:
+            return NONE
+        end = self._ends.get(tuple(text[-n:]))
+        if end is None or end == n or min(self.most, len(text) - 1 - end) < n:
+            return NONE
+        return Match(n, text[end : min(end + self.most, len(text) - 1)][:k])
+
+
+@dataclass(frozen=True)
+class SimpleMatch(Lookup):
+    """llama.cpp's lookup."""
+
+    def text(self) -> NgramIndex:
+        """A text to look into, empty."""
+        return SimpleIndex(self.min_match, self.tokens or 1)
+
+
+def by_llamas_rule(drafter: Drafter, k: int) -> Drafter:
+    """A lookup by llama.cpp's rule with drafts of k tokens; any other drafter as it is."""
+    if not isinstance(drafter, LookupDrafter):
+        return drafter
+    return LookupDrafter(SimpleMatch(drafter.rule.min_match, drafter.rule.min_match, k))
+
+
+def llama_length(target: Target, drafter: Drafter, texts: Texts, k: int, limit: int) -> float:
+    """Tokens a round, bonus included, from what llama.cpp counts, emitted and accepted tokens; on texts that it wrote
+    alone, since a near tie may end otherwise in its arithmetic than in ours."""
+    records = [Record(prompt, answer, None, limit) for prompt, answer in texts]
+    rounds = [one for record in records for one in _replayed(target, drafter, record, k)]
+    emitted = sum(len(one.emitted) for one in rounds)
+    return emitted / max(emitted - sum(one.accepted for one in rounds), 1)

@@ -18,7 +18,7 @@ from inference.decode import Decoder, Request
 from inference.load import load_target
 from inference.target import Target
 
-from . import engine_transformers, engine_vllm
+from . import engine_llama, engine_transformers, engine_vllm
 from .engine_rules import ROWS, Texts
 from .engine_subject import Served, served
 from .engines import RESULTS
@@ -34,7 +34,8 @@ def run(cfg: EnginesConfig) -> None:
     """
     folder = run_dir(cfg)
     record(cfg, folder)
-    python = engine_vllm.ENVIRONMENT.python() if cfg.engines.vllm else None
+    vllm = engine_vllm.ENVIRONMENT.python() if cfg.engines.vllm else None
+    llama = engine_llama.llama_python() if cfg.engines.llama_cpp else None
     with timed(folder, "engines"):
         target = load_target(cfg.target)
         subjects = exported(cfg, target, folder)
@@ -45,9 +46,11 @@ def run(cfg: EnginesConfig) -> None:
             found[engine_transformers.NAME] = engine_transformers.in_transformers(
                 stock(cfg.target, target), target, subjects, texts, cfg.engines.max_new_tokens
             )
-        if python is not None:
-            place = folder / "engines"
-            found[engine_vllm.NAME] = engine_vllm.in_vllm(cfg, target, subjects, prompts, place, python)
+        place = folder / "engines"
+        if vllm is not None:
+            found[engine_vllm.NAME] = engine_vllm.in_vllm(cfg, target, subjects, prompts, place, vllm)
+        if llama is not None:
+            found[engine_llama.NAME] = engine_llama.in_llama(cfg, target, subjects, prompts, place, llama)
     write_json(folder / RESULTS, finite(found))
     show(found)
     print(folder / RESULTS)

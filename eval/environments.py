@@ -19,12 +19,14 @@ NAMED = re.compile(r"(\(.*\)\s*)?(\[.*\]:?\s*)?(\w+\.)*\w*(Error|Exception)\b", 
 
 @dataclass(frozen=True)
 class Environment:
-    """name: of what runs in it, for people; without: the setting that does without it."""
+    """name: of what runs in it, for people; without: the setting that does without it; torch: whether that goes first,
+    with what its build, for a GPU or not, needs."""
 
     name: str
     folder: Path
     pins: Path
     without: str
+    torch: bool = True
 
     @property
     def ready(self) -> bool:
@@ -41,7 +43,8 @@ class Environment:
         stamp.unlink(missing_ok=True)
         self.install([sys.executable, "-m", "venv", "--clear", str(self.folder)])
         pip = [str(python), "-m", "pip", "--disable-pip-version-check", "--no-input", "install", "-q", "--no-compile"]
-        self.install([*pip, "-c", str(self.pins), "torch"])  # with what its build, for a GPU or not, needs
+        if self.torch:
+            self.install([*pip, "-c", str(self.pins), "torch"])
         # The rest without dependencies: programs ask for torch builds that not every index has, for sound and pictures.
         self.install([*pip, "--no-deps", "-r", str(self.pins)])
         stamp.write_text(sha256(self.pins.read_bytes()).hexdigest())
@@ -49,9 +52,8 @@ class Environment:
 
     def install(self, command: list[str]) -> None:
         """One step of it. Raises UserError with the reason in a line."""
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=_clean())
-        if done.returncode:
-            why = last_error(done.stdout + done.stderr)
+        why = failure(command)
+        if why is not None:
             what = f"{self.name} could not be installed into {self.folder.name} ({why})"
             raise UserError(f"{what}; mend that, or leave {self.without}")
 
@@ -59,6 +61,12 @@ class Environment:
 PEERS = Environment(
     "the peers", ROOT / ".venv-peers", ROOT / "constraints-peers.txt", "peers.speculators=false peers.economize=[]"
 )
+
+
+def failure(command: list[str], **settings: str) -> str | None:
+    """Why a command failed, in a line; None when it did not. settings: environment variables."""
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=_clean() | settings)
+    return last_error(done.stdout + done.stderr) if done.returncode else None
 
 
 def run_job(

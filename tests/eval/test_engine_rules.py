@@ -8,8 +8,11 @@ from conf.schema import NgramConfig
 from eval.engine_rules import (
     FirstIndex,
     FirstMatch,
+    SimpleIndex,
     by_engine_rule,
+    by_llamas_rule,
     length_of,
+    llama_length,
     transformers_rounds,
     vllm_counts,
     vllm_rounds,
@@ -49,6 +52,44 @@ def test_the_engines_lookup_is_the_first_place_of_the_longest_suffix() -> None:
             index.extend(text[len(index.tokens) : len(index.tokens) + dice.randint(1, 6)])
         high = max(index.sizes)
         assert index.match(high, 4).tokens == first_place(text, low, high, 4), case
+
+
+def simple(text: list[int], n: int, m: int) -> list[int]:
+    """llama.cpp's rule: `text` but its last token is searched backwards, its first place never."""
+    before = text[:-1]
+    if len(before) <= n + m + 1:
+        return []
+    places = (j for j in range(len(before) - n - 1, 0, -1) if before[j : j + n] == text[-n:])
+    found = next(places, None)
+    draft = [] if found is None else before[found + n : found + n + m]
+    return draft if len(draft) >= n else []
+
+
+def test_llama_cpps_lookup_is_the_latest_place_that_leaves_enough() -> None:
+    dice, drafts = random.Random(1), 0
+    for case in range(300):
+        n, m = dice.randint(1, 2), dice.randint(2, 4)
+        index, text = SimpleIndex(n, m), [dice.randint(0, 3) for _ in range(dice.randint(1, 30))]
+        while len(index.tokens) < len(text):
+            index.extend(text[len(index.tokens) : len(index.tokens) + dice.randint(1, 6)])
+        assert index.match(n, m).tokens == simple(text, n, m), case
+        drafts += bool(index.tokens)
+    assert drafts > 100
+
+
+def test_llama_cpp_counts_no_rounds(target: Target) -> None:
+    drafter = by_llamas_rule(build(NgramConfig(min_match=1, max_match=3), target), K)
+    assert isinstance(drafter, LookupDrafter) and (drafter.rule.min_match, drafter.rule.max_match) == (1, 1)
+    emitted = accepted = 0
+    texts = list(zip(PROMPTS, plain(target, PROMPTS, LIMIT), strict=True))
+    for prompt, text in texts:
+        out = 1
+        while out < len(text):
+            draft = simple(prompt + text[:out], 1, K)[: LIMIT - out - 1]
+            right = next((n for n, d in enumerate(draft) if d != text[out + n : out + n + 1][0]), len(draft))
+            accepted, emitted, out = accepted + right, emitted + min(right + 1, len(text) - out), out + right + 1
+    found = llama_length(target, drafter, texts, K, LIMIT)
+    assert found == emitted / (emitted - accepted) > 1
 
 
 def test_a_lookup_takes_the_engines_rule_and_others_stay(target: Target, hydra: HydraDrafter) -> None:

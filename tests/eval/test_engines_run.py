@@ -12,7 +12,7 @@ from conf.compose import load
 from conf.errors import ConfigError, UserError
 from conf.paths import read_json
 from conf.schema import BlockConfig, DrafterConfig, EarlyExitConfig, LmConfig, MedusaConfig, NgramConfig, TargetConfig
-from eval import engine_vllm, engines_run
+from eval import engine_llama, engine_vllm, engines_run
 from eval.engine_rules import FirstMatch
 from eval.environments import Environment
 from inference.artifact import save_drafter
@@ -170,6 +170,61 @@ def test_vllms_counters_and_texts_come_back_as_files(
     engines_run.run(config(tmp_path, "engines.drafters=[ngram]", "engines.transformers=false", "engines.vllm=true"))
     assert read_json(tmp_path / "engines.json")["vLLM"] == {"ngram": found["vLLM"]["ngram"]}
     assert said[-1] == str(tmp_path / "engines.json") and said[-2].startswith("vLLM 9.9 doesn't run medusa: ValueError")
+
+
+# What llama_job.py asks of llama.cpp's server, and nothing else.
+LLAMA = """
+import json, threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace as Thing
+__version__ = "1.2"
+class Names:
+    def __getattr__(self, name): return name
+ggml_type = common_speculative_type = Names()
+def CommonParams():
+    own = Thing(types=[], draft=Thing(mparams=Thing()), ngram_simple=Thing())
+    return Thing(model=Thing(), cpuparams=Thing(), cpuparams_batch=Thing(), speculative=own)
+class Server:
+    def __init__(self, params):
+        types = params.speculative.types
+        if types == ["COMMON_SPECULATIVE_TYPE_DRAFT_DFLASH"]: raise ValueError("no such blocks here")
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                counts = {"draft_n": 9, "draft_n_accepted": 4} if types else {}
+                said = json.dumps({"tokens": [7] * asked["n_predict"], "timings": counts}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        self.listening_address = f"http://127.0.0.1:{http.server_port}"
+"""
+
+
+def test_llama_cpps_counters_and_texts_come_back_as_files(
+    tmp_path: Path, environment: Path, drafters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def written(words: list[str], **_: str) -> None:
+        Path(words[-1]).write_text(" ".join(words))
+
+    (tmp_path / "xllamacpp.py").write_text(LLAMA)
+    monkeypatch.setattr(engine_llama, "llama_python", lambda: environment)
+    monkeypatch.setattr(engine_llama, "failure", written)
+    wanted = f"engines.drafters=[ngram,{drafters['lm']},{drafters['medusa']},{drafters['block']}]"
+    engines_run.run(config(tmp_path, wanted, "engines.transformers=false", "engines.llama_cpp=true"))
+    found = read_json(tmp_path / "engines.json")["llama.cpp"]
+    emitted, accepted = PROMPTS * (TOKENS - 1), PROMPTS * 4
+    for kind in ("lm", "ngram"):
+        one = found[kind]
+        assert one["mean_acceptance_length"] == pytest.approx(emitted / (emitted - accepted)) and one["ours"] >= 1
+        assert one["text_identical"] and one["version"] == "xllamacpp 1.2" and one["num_draft_tokens"] == 27
+    assert "no Medusa heads" in found["medusa"]["why"] and found["block"]["why"] == "ValueError: no such blocks here"
+    job = read_json(tmp_path / "engines/llama-ngram.job.json")
+    assert job["speculative"] == {"type": "NGRAM_SIMPLE", "draft": 3, "model": None, "match": 2}
+    assert "--target-model-dir" in (tmp_path / "engines/block.gguf").read_text()
+    assert "--target-model-dir" not in (tmp_path / "engines/lm.gguf").read_text()
 
 
 def test_a_target_that_vllm_cannot_serve_is_one_line(tmp_path: Path, environment: Path) -> None:
