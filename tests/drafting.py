@@ -68,7 +68,10 @@ TRAINED: dict[str, tuple[str, dict[str, Any]]] = {
     "hydra prefix lstm": ("hydra", {"chain": "lstm", "prefix_attention": True, "taps": [0], "own_head": True}),
     "eagle3": ("eagle3", {}),
     "block": ("block", {"num_spec_tokens": 3, "block_size": 3, "inner_size": 16}),
-    "block masks": ("block", {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False}),
+    # The tiny model's own mask token is its padding, whose embedding is zero: nothing would be asked or found by it.
+    "block masks": (
+        "block", {"sample_from_anchor": False, "markov_rank": 0, "confidence_head": False, "mask_token": 7}
+    ),
     "early_exit": ("early_exit", {"layers": []}),
     "early_exit layers": ("early_exit", {"layers": [-1], "unroll": 3}),
     "jump": ("jump", {"unroll": 3, "inner_size": 16}),
